@@ -1,1 +1,16 @@
-//! x
+//! What runs inside a Warren sandbox, and how to talk to it.
+//!
+//! This library holds the [`plan`] that a sandbox is made from, the [`protocol`] spoken with it,
+//! and the [`IMAGE`] of the program itself. The program has two lives: as the *launcher*, a small
+//! single-threaded process beside the library, it copies itself into the namespaces of each new
+//! sandbox; the copy becomes *init*, PID 1 of that sandbox, applies the plan and then runs commands.
+
+pub mod plan;
+pub mod protocol;
+
+/// The program, as a static executable that needs nothing of the host.
+///
+/// To be executed from a sealed memory file, so that no process inside a sandbox ever runs from,
+/// or can reach, a file of the host.
+#[cfg(not(warren_init_image))]
+pub static IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/warren-init"));

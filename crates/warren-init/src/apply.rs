@@ -1,0 +1,361 @@
+//! From a copy of the launcher to init: applies a plan, step by step, then locks the door.
+//!
+//! Everything is done by descriptor. Sources are opened before anything is mounted over; targets
+//! are opened below the new root without following a link; nothing here takes a path below a
+//! directory that a sandbox could have written.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::{DumpableBehavior, Resource, Signal};
+use serde::{Deserialize, Serialize};
+use warren_init::plan::{self, Entry, EntryKind, Identity, Lifetime, Owner, Plan, WORKLOAD_ID};
+use warren_init::protocol::{self, Failure, Proof, Report};
+use warren_sys::landlock::{self, Access, Kind, Ruleset};
+use warren_sys::mount::{self, Attributes};
+use warren_sys::seccomp::{self, Instruction};
+use warren_sys::{cred, fd, keyring, net, process};
+
+use crate::launcher::step;
+use crate::serve;
+
+/// What the launcher says when the child may begin; carries the mounts it prepared.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Go {
+    /// Whether all of them have their owners shifted.
+    pub(crate) shifted: bool,
+}
+
+/// Goes on as init of a new sandbox, in a fresh copy of the launcher. Does not return.
+pub(crate) fn become_init(
+    plan: &Plan,
+    control: &OwnedFd,
+    go: &OwnedFd,
+    work: Option<OwnedFd>,
+    lock: Option<OwnedFd>,
+) -> ! {
+    let mut keep = vec![control, go];
+    keep.extend(work.iter().chain(&lock));
+    let closed = step("close what was inherited", "", fd::close_all_except(&keep));
+    let ready = closed.and_then(|()| {
+        let (go, trees) = step("wait for the launcher", "", wait_for_go(go))?;
+        apply(plan, trees, go.shifted)
+    });
+    match ready {
+        Ok(proof) => {
+            let _ = protocol::send(control, &Report::Ready(proof), &[]);
+            // The lock says that this sandbox's ids are in use; it lives as long as init.
+            serve::serve(plan, control, work, lock)
+        }
+        Err(failure) => {
+            let _ = protocol::send(control, &Report::Failed(failure), &[]);
+        }
+    }
+    process::exit_now(1)
+}
+
+fn wait_for_go(go: &OwnedFd) -> io::Result<(Go, Vec<OwnedFd>)> {
+    poll(&mut [PollFd::new(go, PollFlags::IN)], None)?;
+    protocol::receive_trusted(go)?.ok_or_else(|| io::ErrorKind::BrokenPipe.into())
+}
+
+/// Returns what a part of the host may not do inside.
+pub(crate) fn bind_attributes(planned: &plan::Mount) -> Attributes {
+    Attributes { read_only: !planned.writable, no_devices: true, no_exec: false }
+}
+
+fn apply(plan: &Plan, trees: Vec<OwnedFd>, shifted: bool) -> Result<Proof, Failure> {
+    if plan.identity == Identity::Range {
+        step("leave the groups of", "the launcher", cred::leave_groups())?;
+        step("become", "root of the sandbox", cred::become_only(0))?;
+    }
+    step("create the cgroup namespace", "", process::new_cgroup_namespace())?;
+    step("make the mounts private", "/", mount::make_private())?;
+    let trees = match plan.identity {
+        Identity::Range => trees,
+        Identity::Single { .. } => clone_sources(plan)?,
+    };
+    // Opened now, tried at the end: the old root must be out of reach even for one who holds it.
+    let outside = step("open", "/", mount::open_place(CWD, c"/"))?;
+    let root = build_root(plan, &trees)?;
+    drop(trees);
+    step("set the host name", &plan.hostname, set_hostname(&plan.hostname))?;
+    step("bring up", "lo", net::loopback_up())?;
+    step("enter the new root", "", mount::pivot_to(root.as_fd()))?;
+    drop(root);
+    step("open", "/dev/null", quiet_streams())?;
+    lock_down(plan)?;
+    prove(&outside)?;
+    Ok(Proof { landlock_abi: landlock::abi().unwrap_or_default(), owners_shifted: shifted })
+}
+
+fn set_hostname(name: &str) -> io::Result<()> {
+    Ok(rustix::system::sethostname(name.as_bytes())?)
+}
+
+/// Clones the mounts of the plan, where no launcher with more rights did.
+fn clone_sources(plan: &Plan) -> Result<Vec<OwnedFd>, Failure> {
+    let clone = |planned: &plan::Mount| {
+        let tree = step("open", &planned.source, mount::clone_tree(Path::new(&planned.source)))?;
+        let restricted = mount::restrict(tree.as_fd(), bind_attributes(planned), None);
+        step("restrict", &planned.source, restricted)?;
+        Ok(tree)
+    };
+    plan.mounts.iter().map(clone).collect()
+}
+
+/// Mounts the whole root of the sandbox and returns it; the old one is still in place.
+fn build_root(plan: &Plan, trees: &[OwnedFd]) -> Result<OwnedFd, Failure> {
+    let devices = clone_devices(plan)?;
+    let scratch = step("mount a tmpfs for", "the writable layer", new_scratch(plan))?;
+    // Overlay takes only layers that are mounted somewhere. This place vanishes with the old root.
+    let place = step("open", "/dev", mount::open_place(CWD, c"/dev"))?;
+    step("attach", "the writable layer", mount::attach(scratch.as_fd(), place.as_fd()))?;
+    for (name, mode) in SCRATCH {
+        step("create", name, make_directory(scratch.as_fd(), name, mode, None))?;
+    }
+    furnish(plan, scratch.as_fd())?;
+    let root = step("mount the overlay on", "/", new_overlay(scratch.as_fd()))?;
+    let place = step("open", "root", mount::target(scratch.as_fd(), "root"))?;
+    step("attach", "/", mount::attach(root.as_fd(), place.as_fd()))?;
+
+    let root_fd = root.as_fd();
+    for (planned, tree) in plan.mounts.iter().zip(trees) {
+        attach_at(root_fd, &planned.target, tree)?;
+    }
+    attach_at(root_fd, "/tmp", &step("clone", "/tmp", mount::clone_at(scratch.as_fd(), "tmp"))?)?;
+    mount_dev(plan, root_fd, scratch.as_fd(), &devices)?;
+    mount_proc(&plan.proc, root_fd, scratch.as_fd())?;
+    Ok(root)
+}
+
+/// The directories of the scratch filesystem.
+const SCRATCH: [(&str, u32); 7] = [
+    ("lower", 0o755),
+    ("upper", 0o755),
+    ("work", 0o700),
+    ("root", 0o755),
+    ("empty", 0o555),
+    ("tmp", 0o1777),
+    ("shm", 0o1777),
+];
+
+fn new_scratch(plan: &Plan) -> io::Result<OwnedFd> {
+    let (bytes, inodes) = (plan.scratch.bytes.to_string(), plan.scratch.inodes.to_string());
+    let mut options = vec![("mode", "0755"), ("nr_inodes", inodes.as_str())];
+    if plan.scratch.bytes > 0 {
+        options.push(("size", &bytes));
+    }
+    mount::new("tmpfs", &options, &[], Attributes { no_devices: true, ..Attributes::default() })
+}
+
+fn new_overlay(scratch: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    // The layers are named relative to the working directory, so that no path is walked that was
+    // not made just now.
+    rustix::process::fchdir(scratch)?;
+    let layers = [("lowerdir", "lower"), ("upperdir", "upper"), ("workdir", "work")];
+    let attributes = Attributes { no_devices: true, ..Attributes::default() };
+    mount::new("overlay", &layers, &["userxattr"], attributes)
+}
+
+fn attach_at(root: BorrowedFd<'_>, path: &str, tree: &OwnedFd) -> Result<(), Failure> {
+    let target = step("open the mount target", path, mount::target(root, path))?;
+    step("mount", path, mount::attach(tree.as_fd(), target.as_fd()))
+}
+
+/// Makes the entries of the plan in the lower layer.
+fn furnish(plan: &Plan, scratch: BorrowedFd<'_>) -> Result<(), Failure> {
+    let lower = step("open", "lower", mount::target(scratch, "lower"))?;
+    let own = plan.identity == Identity::Range;
+    for entry in &plan.skeleton {
+        step("create", &entry.path, make_entry(lower.as_fd(), entry, own))?;
+    }
+    Ok(())
+}
+
+fn make_entry(lower: BorrowedFd<'_>, entry: &Entry, own: bool) -> io::Result<()> {
+    let path = entry.path.trim_start_matches('/');
+    let owner = (own && entry.owner == Owner::Workload).then_some(WORKLOAD_ID);
+    match &entry.kind {
+        EntryKind::Directory(mode) => make_directory(lower, path, *mode, owner),
+        EntryKind::Link(target) => Ok(rustix::fs::symlinkat(target.as_str(), lower, path)?),
+        EntryKind::File(contents) => {
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+            let file = rustix::fs::openat(lower, path, flags, Mode::from_raw_mode(0o644))?;
+            io::Write::write_all(&mut std::fs::File::from(file), contents)
+        }
+    }
+}
+
+fn make_directory(
+    parent: BorrowedFd<'_>,
+    path: &str,
+    mode: u32,
+    owner: Option<u32>,
+) -> io::Result<()> {
+    // The launcher's umask may be anything; the mode of mkdir alone is not what is meant.
+    rustix::fs::mkdirat(parent, path, Mode::from_raw_mode(mode))?;
+    rustix::fs::chmodat(parent, path, Mode::from_raw_mode(mode), AtFlags::empty())?;
+    if let Some(id) = owner {
+        let (uid, gid) = (rustix::fs::Uid::from_raw(id), rustix::fs::Gid::from_raw(id));
+        rustix::fs::chownat(parent, path, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
+    }
+    Ok(())
+}
+
+fn clone_devices(plan: &Plan) -> Result<Vec<OwnedFd>, Failure> {
+    let clone = |name: &String| {
+        let path = format!("/dev/{name}");
+        let tree = step("open", &path, mount::clone_tree(Path::new(&path)))?;
+        // Read-only still lets a device be written; it keeps its mode and owner as they are.
+        let attributes = Attributes { read_only: true, no_devices: false, no_exec: true };
+        step("restrict", &path, mount::restrict(tree.as_fd(), attributes, None))?;
+        Ok(tree)
+    };
+    plan.devices.iter().map(clone).collect()
+}
+
+fn mount_dev(
+    plan: &Plan,
+    root: BorrowedFd<'_>,
+    scratch: BorrowedFd<'_>,
+    devices: &[OwnedFd],
+) -> Result<(), Failure> {
+    for (name, tree) in plan.devices.iter().zip(devices) {
+        attach_at(root, &format!("/dev/{name}"), tree)?;
+    }
+    attach_at(root, "/dev/shm", &step("clone", "/dev/shm", mount::clone_at(scratch, "shm"))?)?;
+    let attributes = Attributes { no_exec: true, ..Attributes::default() };
+    let options = [("mode", "0620"), ("ptmxmode", "0666")];
+    let terminals = step("mount", "/dev/pts", mount::new("devpts", &options, &[], attributes))?;
+    attach_at(root, "/dev/pts", &terminals)
+}
+
+fn mount_proc(
+    planned: &plan::Proc,
+    root: BorrowedFd<'_>,
+    scratch: BorrowedFd<'_>,
+) -> Result<(), Failure> {
+    let attributes = Attributes { no_devices: true, no_exec: true, read_only: false };
+    // Invisible: init, which nobody may trace, is not even listed.
+    let mut options = vec![("hidepid", "invisible")];
+    if planned.pids_only {
+        options.push(("subset", "pid"));
+    }
+    let proc = step("mount", "/proc", mount::new("proc", &options, &[], attributes))?;
+    attach_at(root, "/proc", &proc)?;
+    let read_only = Attributes { read_only: true, no_devices: true, no_exec: true };
+    for name in &planned.read_only {
+        if mount::exists_at(proc.as_fd(), name) {
+            let path = format!("/proc/{name}");
+            let tree = step("clone", &path, mount::clone_at(root, &path[1..]))?;
+            step("restrict", &path, mount::restrict(tree.as_fd(), read_only, None))?;
+            attach_at(root, &path, &tree)?;
+        }
+    }
+    for name in &planned.masked {
+        let Ok(found) = rustix::fs::statat(proc.as_fd(), name.as_str(), AtFlags::SYMLINK_NOFOLLOW)
+        else {
+            continue;
+        };
+        let path = format!("/proc/{name}");
+        let mask = if rustix::fs::FileType::from_raw_mode(found.st_mode).is_dir() {
+            let tree = step("clone", "empty", mount::clone_at(scratch, "empty"))?;
+            step("restrict", &path, mount::restrict(tree.as_fd(), read_only, None))?;
+            tree
+        } else {
+            step("clone", "/dev/null", mount::clone_at(root, "dev/null"))?
+        };
+        attach_at(root, &path, &mask)?;
+    }
+    Ok(())
+}
+
+/// Points the standard streams of init at the sandbox's own null device.
+fn quiet_streams() -> io::Result<()> {
+    let null = rustix::fs::open(c"/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    for number in 0..3 {
+        fd::install_as(&null, number)?;
+    }
+    Ok(())
+}
+
+/// Gives up every right that was needed so far, and that could be used against the host.
+fn lock_down(plan: &Plan) -> Result<(), Failure> {
+    rustix::process::umask(Mode::from_raw_mode(0o022));
+    let _ = rustix::thread::set_name(c"warren-init");
+    for (resource, value) in [
+        (Resource::Core, 0),
+        (Resource::Rtprio, 0),
+        (Resource::Nice, 0),
+        (Resource::Memlock, 8 << 20),
+    ] {
+        step("limit", "the sandbox", lower_limit(resource, value))?;
+    }
+    if let Some(processes) = plan.bounds.processes {
+        // One more, for init.
+        step("limit", "processes", process::limit(Resource::Nproc, processes + 1))?;
+    }
+    if let Some(bytes) = plan.bounds.memory {
+        step("limit", "memory", process::limit(Resource::Data, bytes))?;
+    }
+    step("create a session keyring", "", keyring::new_session())?;
+    step("empty the bounding set", "", cred::forbid_capabilities())?;
+    if plan.identity == Identity::Range {
+        let id = plan.identity.init_id();
+        step("become", "the user of init", cred::become_split(id, WORKLOAD_ID))?;
+    }
+    step("drop the capabilities", "", cred::drop_capabilities())?;
+    step("forbid new privileges", "", Ok(rustix::thread::set_no_new_privs(true)?)
+        .map_err(|error: Errno| error.into()))?;
+    let sealed = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    step("seal", "init", sealed.map_err(io::Error::from))?;
+    if plan.lifetime == Lifetime::Attached {
+        // After the last change of identity, which clears it.
+        let set = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+        step("bind to the launcher", "", set.map_err(io::Error::from))?;
+    }
+    step("restrict by Landlock", "", restrict(&plan.landlock))?;
+    let program: Vec<_> = plan.filter.init.iter().copied().map(Instruction::from_bits).collect();
+    step("install the seccomp filter", "", seccomp::install(&program))
+}
+
+/// Lowers a limit to `value` if it is higher.
+fn lower_limit(resource: Resource, value: u64) -> io::Result<()> {
+    let now = rustix::process::getrlimit(resource);
+    let value = now.maximum.unwrap_or(u64::MAX).min(value);
+    process::limit(resource, value)
+}
+
+fn restrict(planned: &plan::Landlock) -> io::Result<()> {
+    let rules = Ruleset::new(landlock::abi()?, planned.tcp)?;
+    let root = mount::open_place(CWD, c"/")?;
+    rules.allow(root.as_fd(), Kind::Directory, Access::Read)?;
+    for path in &planned.writable {
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let place = rustix::fs::open(path.as_str(), flags, Mode::empty())?;
+        let mode = rustix::fs::fstat(&place)?.st_mode;
+        let is_dir = rustix::fs::FileType::from_raw_mode(mode).is_dir();
+        let kind = if is_dir { Kind::Directory } else { Kind::File };
+        rules.allow(place.as_fd(), kind, Access::Full)?;
+    }
+    rules.restrict()
+}
+
+/// Tries what must fail now. A wall that was put up but does not hold is an error like any other.
+fn prove(outside: &OwnedFd) -> Result<(), Failure> {
+    let holds = |name: &str, held: bool| {
+        let failed = Err(io::Error::from_raw_os_error(Errno::NOTRECOVERABLE.raw_os_error()));
+        if held { Ok(()) } else { step("rely on", name, failed) }
+    };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened = rustix::fs::openat(outside, c".", flags, Mode::empty());
+    holds("Landlock", opened.err() == Some(Errno::ACCESS))?;
+    holds("the dropped capabilities", cred::holds_nothing().unwrap_or(false))?;
+    let mounted = rustix::mount::fsopen(c"tmpfs", rustix::mount::FsOpenFlags::FSOPEN_CLOEXEC);
+    holds("the seccomp filter", mounted.err() == Some(Errno::PERM))
+}

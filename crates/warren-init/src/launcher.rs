@@ -1,0 +1,321 @@
+//! The launcher: copies itself into the namespaces of each new sandbox.
+//!
+//! It does what needs the privileges of whoever started Warren and must not happen in a process
+//! with threads: the clone itself, the id maps, shifting the owners of mounts. When the library's
+//! end of the socket closes it ends what was attached to the library and removes what that leaves.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, Signal};
+use warren_init::plan::{Identity, INIT_ID, Lifetime, Owners, Plan, RANGE, WORKLOAD_ID};
+use warren_init::protocol::{self, Failure, Report};
+use warren_sys::mount::{self, Attributes};
+use warren_sys::process::{self, Fork, Namespaces, SingleThreaded};
+use warren_sys::{cgroup, fd, socket};
+
+use crate::apply::{self, Go};
+
+/// Where the ranges of ids that are in use are noted, one byte each, by locks.
+const IDS: &str = "/run/warren/ids";
+/// The first id of the first range: above what distributions and container managers hand out.
+const FIRST_ID: u32 = 0x7000_0000;
+/// How many ranges there are before ids run out.
+const RANGES: u32 = 0x8000;
+/// How long a control group may take to become empty after its last process was killed.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A sandbox that was launched and has not ended.
+struct Live {
+    lifetime: Lifetime,
+    pidfd: OwnedFd,
+    cgroups: Vec<String>,
+}
+
+struct Launcher {
+    proof: SingleThreaded,
+    live: HashMap<Pid, Live>,
+    next_range: u32,
+}
+
+/// Serves the library until it is gone, then clears up.
+pub(crate) fn main() {
+    // Nobody reads what this process would say; an error here shows at the library as a launcher
+    // that is gone.
+    let Ok(proof) = SingleThreaded::claim() else { return };
+    let (Ok(client), Ok(children)) = (fd::inherited(0), process::child_events()) else { return };
+    // A signal meant for the group of the caller must not take the one away who clears up after it.
+    let _ = rustix::process::setsid();
+    process::ignore_group_signals();
+    let _ = rustix::thread::set_name(c"warren-launcher");
+    let next_range = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs() % RANGES;
+    let mut launcher = Launcher { proof, live: HashMap::new(), next_range };
+    launcher.serve(&client, &children);
+    launcher.clear_up();
+}
+
+impl Launcher {
+    fn serve(&mut self, client: &OwnedFd, children: &OwnedFd) {
+        loop {
+            let mut fds = [
+                PollFd::new(client, PollFlags::IN),
+                PollFd::new(children, PollFlags::IN),
+            ];
+            match poll(&mut fds, None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return,
+            }
+            let asked = !fds[0].revents().is_empty();
+            if !fds[1].revents().is_empty() {
+                drain(children);
+                self.reap();
+            }
+            if asked {
+                match protocol::receive_trusted::<Plan>(client) {
+                    Ok(Some((plan, mut fds))) if fds.len() == 1 => self.launch(plan, fds.remove(0)),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    _ => return,
+                }
+            }
+        }
+    }
+
+    fn reap(&mut self) {
+        while let Ok(Some(pid)) = process::peek_ended() {
+            let _ = process::reap(pid);
+            self.live.remove(&pid);
+        }
+    }
+
+    /// Ends what was attached to the library and removes its control groups.
+    fn clear_up(self) {
+        let attached = self.live.values().filter(|live| live.lifetime == Lifetime::Attached);
+        for live in attached.clone() {
+            let _ = rustix::process::pidfd_send_signal(&live.pidfd, Signal::KILL);
+        }
+        for live in attached {
+            let _ = poll(&mut [PollFd::new(&live.pidfd, PollFlags::IN)], None);
+            for group in &live.cgroups {
+                let _ = cgroup::remove(Path::new(group), PATIENCE);
+            }
+        }
+    }
+
+    /// Makes one sandbox; whatever goes wrong is said on `control`.
+    fn launch(&mut self, plan: Plan, control: OwnedFd) {
+        if let Err(failure) = self.try_launch(&plan, &control) {
+            // The library may have given up meanwhile.
+            let _ = protocol::send(&control, &Report::Failed(failure), &[]);
+        }
+    }
+
+    fn try_launch(&mut self, plan: &Plan, control: &OwnedFd) -> Result<(), Failure> {
+        let ids = match plan.identity {
+            Identity::Range => Some(step("reserve a range of ids in", IDS, self.reserve_ids())?),
+            Identity::Single { .. } => None,
+        };
+        let base = ids.as_ref().map(|(_, base)| *base);
+        let groups = step("open the control group", "", open_groups(plan, base))?;
+        let (ours, theirs) = step("make a socket", "", socket::pair())?;
+        let cgroup = groups.as_ref().map(|groups| groups.init.as_fd());
+        let forked = process::fork(&self.proof, Namespaces::SANDBOX, cgroup);
+        let (child, pidfd) = match step("create the namespaces", "", forked)? {
+            Fork::Child => {
+                let work = groups.map(|groups| groups.work);
+                let lock = ids.map(|(file, _)| OwnedFd::from(file));
+                apply::become_init(plan, control, &theirs, work, lock)
+            }
+            Fork::Parent { child, pidfd } => (child, pidfd),
+        };
+        drop(theirs);
+        match self.furnish(plan, base, child) {
+            Ok((trees, shifted)) => {
+                let report = Report::Launched { pid: child.as_raw_nonzero().get(), base };
+                // If the library is gone, the child finds out by itself.
+                let _ = protocol::send(control, &report, &[pidfd.as_fd()]);
+                let trees: Vec<_> = trees.iter().map(AsFd::as_fd).collect();
+                let _ = protocol::send(&ours, &Go { shifted }, &trees);
+                let cgroups = plan.cgroups.v2.iter().chain(&plan.cgroups.v1).cloned().collect();
+                self.live.insert(child, Live { lifetime: plan.lifetime, pidfd, cgroups });
+                Ok(())
+            }
+            Err(failure) => {
+                let _ = rustix::process::pidfd_send_signal(&pidfd, Signal::KILL);
+                let _ = process::reap(child);
+                Err(failure)
+            }
+        }
+    }
+
+    /// Does for a new child what needs the privileges of the outside.
+    fn furnish(
+        &self,
+        plan: &Plan,
+        base: Option<u32>,
+        child: Pid,
+    ) -> Result<(Vec<OwnedFd>, bool), Failure> {
+        step("map the ids of", "the sandbox", map_ids(child, plan.identity, base))?;
+        for group in &plan.cgroups.v1 {
+            // `tasks`, not `cgroup.procs`: the latter waits for an RCU grace period, and a process
+            // with one thread is moved as well by either.
+            let pid = child.as_raw_nonzero().to_string();
+            step("join", group, cgroup::write(Path::new(group), "tasks", &pid))?;
+        }
+        match base {
+            Some(base) => self.shift_mounts(plan, base, child),
+            None => Ok((Vec::new(), false)),
+        }
+    }
+
+    /// Clones every mount of the plan, with owners as the sandbox is to see them.
+    fn shift_mounts(
+        &self,
+        plan: &Plan,
+        base: u32,
+        child: Pid,
+    ) -> Result<(Vec<OwnedFd>, bool), Failure> {
+        let namespace = step("open the user namespace of", "the sandbox", user_namespace(child))?;
+        let mut owners = HashMap::new();
+        let (mut trees, mut shifted) = (Vec::with_capacity(plan.mounts.len()), true);
+        for planned in &plan.mounts {
+            let source = &planned.source;
+            let tree = step("open", source, mount::clone_tree(Path::new(source)))?;
+            let namespace = match planned.owners {
+                Owners::Shifted => &namespace,
+                Owners::Workload => {
+                    let owner = step("look at", source, Path::new(source).metadata())?;
+                    let key = (owner.uid(), owner.gid());
+                    if let std::collections::hash_map::Entry::Vacant(entry) = owners.entry(key) {
+                        let made = self.owner_namespace(key, base + WORKLOAD_ID);
+                        entry.insert(step("map the owner of", source, made)?);
+                    }
+                    &owners[&key]
+                }
+            };
+            let attributes = apply::bind_attributes(planned);
+            match mount::restrict(tree.as_fd(), attributes, Some(namespace.as_fd())) {
+                Ok(()) => {}
+                // The filesystem has no such thing. What is only read is still readable by its
+                // permissions for others; what is to be written would belong to nobody.
+                Err(_) if !planned.writable => {
+                    shifted = false;
+                    step("restrict", source, mount::restrict(tree.as_fd(), attributes, None))?;
+                }
+                Err(error) => return step("shift the owners of", source, Err(error)),
+            }
+            trees.push(tree);
+        }
+        Ok((trees, shifted))
+    }
+
+    /// Returns a user namespace that maps one owner of files to one id of the host.
+    fn owner_namespace(&self, (uid, gid): (u32, u32), id: u32) -> io::Result<OwnedFd> {
+        let (ours, theirs) = socket::pair()?;
+        match process::fork(&self.proof, Namespaces::USER, None)? {
+            Fork::Child => {
+                drop(ours);
+                let _ = poll(&mut [PollFd::new(&theirs, PollFlags::IN)], None);
+                process::exit_now(0)
+            }
+            Fork::Parent { child, pidfd } => {
+                let made = write_map(child, "uid_map", uid, id, 1)
+                    .and_then(|()| write_map(child, "gid_map", gid, id, 1))
+                    .and_then(|()| user_namespace(child));
+                let _ = rustix::process::pidfd_send_signal(&pidfd, Signal::KILL);
+                let _ = process::reap(child);
+                made
+            }
+        }
+    }
+
+    /// Finds a range that nobody has and holds it for as long as the file is open anywhere.
+    fn reserve_ids(&mut self) -> io::Result<(File, u32)> {
+        if let Some(parent) = Path::new(IDS).parent() {
+            std::fs::create_dir_all(parent)?;
+        }
+        let mut options = File::options();
+        // An open file of its own for each sandbox: the lock belongs to it.
+        let file = options.read(true).write(true).create(true).mode(0o600).truncate(false);
+        let file = file.open(IDS)?;
+        for _ in 0..RANGES {
+            let range = self.next_range;
+            self.next_range = (range + 1) % RANGES;
+            if fd::try_lock_byte(&file, i64::from(range))? {
+                return Ok((file, FIRST_ID + range * RANGE));
+            }
+        }
+        Err(io::Error::from_raw_os_error(rustix::io::Errno::AGAIN.raw_os_error()))
+    }
+}
+
+/// Names the step that failed.
+pub(crate) fn step<T>(step: &str, path: &str, result: io::Result<T>) -> Result<T, Failure> {
+    result.map_err(|error| Failure {
+        step: step.to_owned(),
+        path: path.to_owned(),
+        errno: error.raw_os_error().unwrap_or_default(),
+    })
+}
+
+struct Groups {
+    /// Where init is put.
+    init: OwnedFd,
+    /// Below which each command gets a group of its own.
+    work: OwnedFd,
+}
+
+/// Opens the v2 groups of the plan and gives them to init.
+fn open_groups(plan: &Plan, base: Option<u32>) -> io::Result<Option<Groups>> {
+    let Some(group) = plan.cgroups.v2.as_deref() else { return Ok(None) };
+    let group = Path::new(group);
+    if let Some(base) = base {
+        let id = Some(base + INIT_ID);
+        // What init needs to make groups below `work`, to start commands in them, and to freeze.
+        for file in ["cgroup.procs", "work", "work/cgroup.procs", "work/cgroup.freeze"] {
+            std::os::unix::fs::chown(group.join(file), id, id)?;
+        }
+    }
+    let open = |name: &str| File::open(group.join(name)).map(OwnedFd::from);
+    Ok(Some(Groups { init: open("init")?, work: open("work")? }))
+}
+
+fn map_ids(child: Pid, identity: Identity, base: Option<u32>) -> io::Result<()> {
+    match (identity, base) {
+        (Identity::Single { uid, gid }, _) => {
+            // Without privileges a group can be mapped only by one who gave up setgroups(2).
+            std::fs::write(proc_file(child, "setgroups"), "deny")?;
+            write_map(child, "uid_map", WORKLOAD_ID, uid, 1)?;
+            write_map(child, "gid_map", WORKLOAD_ID, gid, 1)
+        }
+        (Identity::Range, Some(base)) => {
+            write_map(child, "uid_map", 0, base, RANGE)?;
+            write_map(child, "gid_map", 0, base, RANGE)
+        }
+        (Identity::Range, None) => unreachable!("a range is reserved before it is mapped"),
+    }
+}
+
+fn write_map(child: Pid, file: &str, inside: u32, outside: u32, count: u32) -> io::Result<()> {
+    std::fs::write(proc_file(child, file), format!("{inside} {outside} {count}\n"))
+}
+
+fn user_namespace(child: Pid) -> io::Result<OwnedFd> {
+    Ok(File::open(proc_file(child, "ns/user"))?.into())
+}
+
+/// A file of a child that was not reaped, so that its number is still its own.
+fn proc_file(child: Pid, file: &str) -> String {
+    format!("/proc/{}/{file}", child.as_raw_nonzero())
+}
+
+/// Empties a signalfd.
+pub(crate) fn drain(signals: &OwnedFd) {
+    let mut buffer = [0; 1024];
+    while rustix::io::read(signals, &mut buffer).is_ok_and(|length| length > 0) {}
+}

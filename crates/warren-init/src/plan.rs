@@ -1,0 +1,187 @@
+//! What a sandbox is to be, in steps that need no more decisions.
+//!
+//! A [`Plan`] is decided outside, by somebody who knows the spec, the profile and the host, and
+//! applied inside by init, which knows none of them. Paths are inside the sandbox unless their
+//! name says `source`.
+
+use serde::{Deserialize, Serialize};
+
+/// The user and group that commands run as, inside.
+pub const WORKLOAD_ID: u32 = 1000;
+/// The user and group that init keeps for itself where more than one id is mapped.
+pub const INIT_ID: u32 = 998;
+/// How many ids a sandbox has when it has a range of its own.
+pub const RANGE: u32 = 65_536;
+
+/// Everything needed to make one sandbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// What `hostname` says.
+    pub hostname: String,
+    /// Which ids the sandbox has.
+    pub identity: Identity,
+    /// What becomes of it when the one who asked for it is gone.
+    pub lifetime: Lifetime,
+    /// The one bounded filesystem that holds everything it writes.
+    pub scratch: Scratch,
+    /// Directories, files and links of its root, parents first.
+    pub skeleton: Vec<Entry>,
+    /// What of the host it sees, outer targets first.
+    pub mounts: Vec<Mount>,
+    /// Names of the device nodes of the host that it gets in `/dev`.
+    pub devices: Vec<String>,
+    /// How its `/proc` looks.
+    pub proc: Proc,
+    /// The second wall behind the mounts.
+    pub landlock: Landlock,
+    /// The seccomp programs, each instruction as its eight bytes.
+    pub filter: Filter,
+    /// The control groups it is put in; they exist already.
+    pub cgroups: Cgroups,
+    /// Bounds that init has to keep itself.
+    pub bounds: Bounds,
+}
+
+/// Which ids of the host the sandbox's ids are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Identity {
+    /// [`RANGE`] ids that no other sandbox has, found by the launcher. Needs root.
+    Range,
+    /// One id, that of whoever starts it, as [`WORKLOAD_ID`].
+    Single {
+        /// The user of the host.
+        uid: u32,
+        /// The group of the host.
+        gid: u32,
+    },
+}
+
+impl Identity {
+    /// Returns the id that init keeps as its real one.
+    pub fn init_id(self) -> u32 {
+        match self {
+            Self::Range => INIT_ID,
+            Self::Single { .. } => WORKLOAD_ID,
+        }
+    }
+}
+
+/// What becomes of a sandbox when the one who asked for it is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Lifetime {
+    /// It ends, and nothing of it is left.
+    Attached,
+    /// It goes on.
+    Detached,
+}
+
+/// The size of what a sandbox may write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Scratch {
+    /// Bytes; 0 for as much as the kernel gives by default.
+    pub bytes: u64,
+    /// Files and directories.
+    pub inodes: u64,
+}
+
+/// One entry of the root that is there from the start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Where.
+    pub path: String,
+    /// What.
+    pub kind: EntryKind,
+    /// Whose.
+    pub owner: Owner,
+}
+
+/// What an entry is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EntryKind {
+    /// A directory with these permissions.
+    Directory(u32),
+    /// A file with these contents that everybody may read.
+    File(Vec<u8>),
+    /// A symbolic link to this.
+    Link(String),
+}
+
+/// Whose an entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Owner {
+    /// Nobody's in particular: root's, where the sandbox has one.
+    System,
+    /// The commands'.
+    Workload,
+}
+
+/// A part of the host that the sandbox sees.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mount {
+    /// What, on the host.
+    pub source: String,
+    /// Where, inside; it must be there already, by the skeleton or by an earlier mount.
+    pub target: String,
+    /// Whether it can be changed.
+    pub writable: bool,
+    /// How its owners look inside, where the sandbox has a range of ids.
+    pub owners: Owners,
+}
+
+/// How the owners of files of the host look inside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Owners {
+    /// Each id as the same id of the sandbox: root's files are the sandbox's root's.
+    Shifted,
+    /// The owner of the source as the commands' user, all others as nobody.
+    Workload,
+}
+
+/// How `/proc` looks.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Proc {
+    /// Files and directories that seem empty, below `/proc`; what the kernel lacks is passed over.
+    pub masked: Vec<String>,
+    /// What cannot be written, below `/proc`.
+    pub read_only: Vec<String>,
+    /// Whether it shows processes and nothing else.
+    pub pids_only: bool,
+}
+
+/// The second wall behind the mounts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Landlock {
+    /// Where writing is allowed; reading is allowed everywhere inside.
+    pub writable: Vec<String>,
+    /// Whether TCP may be used at all, inside the sandbox's own network.
+    pub tcp: bool,
+}
+
+/// The seccomp programs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Filter {
+    /// In force on init and all it starts.
+    pub init: Vec<u64>,
+    /// In force, on top, on commands.
+    pub workload: Vec<u64>,
+}
+
+/// The control groups of a sandbox.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cgroups {
+    /// Its directory in the v2 hierarchy, with `init` and `work` below it.
+    pub v2: Option<String>,
+    /// Its directories in v1 hierarchies.
+    pub v1: Vec<String>,
+}
+
+/// Bounds that init has to keep because no cgroup does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bounds {
+    /// Resident bytes of all commands together, looked at now and then.
+    pub memory: Option<u64>,
+    /// Processes and threads, by RLIMIT_NPROC, which counts in the sandbox's user namespace.
+    pub processes: Option<u64>,
+    /// How nice commands are to the rest of the host; 0 is the same as everybody.
+    pub nice: i32,
+}

@@ -1,0 +1,332 @@
+//! What is said between the library, the launcher and init, and how it is packed.
+//!
+//! Each message is one packet of a SOCK_SEQPACKET socket: a tag, then the message in `postcard`.
+//! One that is too long for a packet travels in a memory file. What comes *from* a sandbox is
+//! never taken that way: it is short or it is refused.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use warren_sys::socket;
+
+/// The longest message that travels in the packet itself.
+const MAX_INLINE: usize = 64 * 1024;
+/// The longest message of all: the kernel takes no more arguments than fit in 2 MiB.
+const MAX_LARGE: u64 = 8 * 1024 * 1024;
+const INLINE: u8 = 0;
+const LARGE: u8 = 1;
+
+/// A step of the set-up that failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// What was tried, to be read after "cannot": "mount the overlay".
+    pub step: String,
+    /// On what; may be empty.
+    pub path: String,
+    /// What the kernel said.
+    pub errno: i32,
+}
+
+/// What the launcher and init say while a sandbox is made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Report {
+    /// The process is there; carries its pidfd.
+    Launched {
+        /// PID 1 of the sandbox, as the launcher sees it.
+        pid: i32,
+        /// The first of its ids, if it has a range.
+        base: Option<u32>,
+    },
+    /// Every step is done and the walls were tried.
+    Ready(Proof),
+    /// It will not be; nothing is left but the control groups.
+    Failed(Failure),
+}
+
+/// What init saw hold when it tried, after everything was in force.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Proof {
+    /// The version of Landlock that refused to open a directory outside.
+    pub landlock_abi: u32,
+    /// Owners of the host's files could be shifted into the sandbox's range.
+    pub owners_shifted: bool,
+}
+
+/// What is asked of init. The first descriptor of each is the socket to answer on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// Run a command; the socket stays for [`ExecControl`] and [`ExecEvent`].
+    Exec(Exec),
+    /// Stop every command where it is; answered by [`Done`].
+    Suspend,
+    /// Let them go on; answered by [`Done`].
+    Resume,
+    /// Try every wall from where a command stands; answered by [`Tries`].
+    Probe,
+}
+
+/// A command to run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exec {
+    /// The program: a path, or a name to be looked up in `PATH` of `env`.
+    pub program: Vec<u8>,
+    /// Its arguments, without the name.
+    pub args: Vec<Vec<u8>>,
+    /// Its whole environment, each as `NAME=value`.
+    pub env: Vec<Vec<u8>>,
+    /// The directory to start in.
+    pub workdir: Vec<u8>,
+    /// Where its standard streams go.
+    pub streams: Streams,
+    /// When to end it.
+    pub wall_ms: Option<u64>,
+    /// How much time on a CPU it and what it starts may take.
+    pub cpu_ms: Option<u64>,
+    /// How many descriptors each process may have.
+    pub open_files: Option<u64>,
+}
+
+/// Where the standard streams of a command go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Streams {
+    /// To the three descriptors that come with the request.
+    Given,
+    /// To a new terminal of the sandbox, whose other side comes with [`ExecEvent::Started`].
+    Terminal {
+        /// Lines.
+        rows: u16,
+        /// Characters in a line.
+        columns: u16,
+    },
+}
+
+/// What is asked of a running command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ExecControl {
+    /// Send this signal to it and its process group.
+    Signal(i32),
+    /// The terminal has a new size.
+    Resize {
+        /// Lines.
+        rows: u16,
+        /// Characters in a line.
+        columns: u16,
+    },
+    /// End it and all it started.
+    Kill,
+}
+
+/// What becomes of a command.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ExecEvent {
+    /// It runs; carries the terminal if it has one.
+    Started {
+        /// Its pid, inside.
+        pid: i32,
+    },
+    /// It could not be started.
+    Refused {
+        /// What could not be done.
+        stage: Stage,
+        /// What the kernel said.
+        errno: i32,
+    },
+    /// It is over.
+    Ended(Ended),
+}
+
+/// Which part of starting a command failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Stage {
+    /// Making a process for it.
+    Fork,
+    /// Taking on its identity, limits and filter.
+    Prepare,
+    /// Entering its directory.
+    Workdir,
+    /// Executing its program.
+    Program,
+    /// The sandbox is suspended.
+    Suspended,
+}
+
+/// How a command ended and what it used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ended {
+    /// How its first process ended.
+    pub status: Status,
+    /// Who ended it, if it was ended.
+    pub stopped_by: Option<StoppedBy>,
+    /// Whether the sandbox's filesystem was full at the end.
+    pub scratch_full: bool,
+    /// Time on a CPU, in microseconds, of all it started.
+    pub cpu_us: u64,
+    /// Time since it was started, in microseconds.
+    pub wall_us: u64,
+    /// Memory at its largest, in bytes.
+    pub peak_bytes: u64,
+    /// Bytes it read, by whatever call.
+    pub read_bytes: u64,
+    /// Bytes it wrote.
+    pub written_bytes: u64,
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Status {
+    /// By itself.
+    Exited(i32),
+    /// By a signal.
+    Signalled(i32),
+}
+
+/// Who ended a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StoppedBy {
+    /// Its time was up.
+    WallTime,
+    /// Its time on the CPU was up.
+    CpuTime,
+    /// All commands together held too much memory.
+    Memory,
+    /// The one who started it.
+    Client,
+}
+
+/// The answer to [`Request::Suspend`] and [`Request::Resume`]: an errno, 0 for success.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Done(pub i32);
+
+/// The answer to [`Request::Probe`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tries(pub Vec<Try>);
+
+/// One attempt to get through a wall.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Try {
+    /// What was tried.
+    pub name: String,
+    /// What the kernel said; 0 if it let us.
+    pub errno: i32,
+}
+
+/// Sends `message` and `fds` as one packet.
+pub fn send(
+    socket: impl AsFd,
+    message: &impl Serialize,
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    let bytes = postcard::to_allocvec(message).map_err(io::Error::other)?;
+    let mut packet = Vec::with_capacity(bytes.len().min(MAX_INLINE) + 1);
+    if bytes.len() <= MAX_INLINE {
+        packet.push(INLINE);
+        packet.extend_from_slice(&bytes);
+        return socket::send(socket, &packet, fds);
+    }
+    if bytes.len() as u64 > MAX_LARGE {
+        return Err(io::Error::from_raw_os_error(rustix::io::Errno::TOOBIG.raw_os_error()));
+    }
+    let large = warren_sys::fd::sealed("warren-message", &bytes)?;
+    let mut all = vec![large.as_fd()];
+    all.extend_from_slice(fds);
+    socket::send(socket, &[LARGE], &all)
+}
+
+/// Receives a message from inside a sandbox; `None` when nobody is there any more.
+pub fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+    let mut buffer = [0; 16 * 1024];
+    let Some((length, fds)) = socket::receive(socket, &mut buffer)? else { return Ok(None) };
+    Ok(Some((parse_inline(&buffer[..length])?, fds)))
+}
+
+/// Receives a message from outside, which is trusted and may be long.
+pub fn receive_trusted<T: DeserializeOwned>(
+    socket: impl AsFd,
+) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+    let mut buffer = vec![0; MAX_INLINE + 1];
+    let Some((length, mut fds)) = socket::receive(socket, &mut buffer)? else { return Ok(None) };
+    if buffer[0] != LARGE {
+        return Ok(Some((parse_inline(&buffer[..length])?, fds)));
+    }
+    if fds.is_empty() {
+        return Err(malformed("a long message without its file"));
+    }
+    let mut bytes = Vec::new();
+    let file = File::from(fds.remove(0));
+    // The sender wrote through the same description, so its position is at the end.
+    std::io::Seek::rewind(&mut &file)?;
+    file.take(MAX_LARGE).read_to_end(&mut bytes)?;
+    Ok(Some((parse(&bytes)?, fds)))
+}
+
+/// Understands one packet that must hold a whole message and nothing else.
+pub fn parse_inline<T: DeserializeOwned>(packet: &[u8]) -> io::Result<T> {
+    match packet.split_first() {
+        Some((&INLINE, message)) => parse(message),
+        _ => Err(malformed("an unknown kind of packet")),
+    }
+}
+
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((message, [])) => Ok(message),
+        Ok(_) => Err(malformed("a message with something after it")),
+        Err(_) => Err(malformed("a message that cannot be read")),
+    }
+}
+
+fn malformed(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn command(argument: usize) -> Exec {
+        Exec {
+            program: b"true".to_vec(),
+            args: vec![vec![b'x'; argument]],
+            env: vec![b"A=\xff".to_vec()],
+            workdir: b"/".to_vec(),
+            streams: Streams::Given,
+            wall_ms: Some(1),
+            cpu_ms: None,
+            open_files: Some(3),
+        }
+    }
+
+    #[test]
+    fn short_and_long_messages_arrive_with_their_descriptors() {
+        for size in [0, 1000, MAX_INLINE, 2 * 1024 * 1024] {
+            let (a, b) = socket::pair().unwrap();
+            let request = Request::Exec(command(size));
+            send(&a, &request, &[a.as_fd()]).unwrap();
+            let (received, fds) = receive_trusted::<Request>(&b).unwrap().unwrap();
+            assert_eq!((received == request, fds.len()), (true, 1), "{size} bytes");
+        }
+    }
+
+    #[test]
+    fn a_message_past_all_bounds_is_refused_by_the_sender() {
+        let (a, _b) = socket::pair().unwrap();
+        let error = send(&a, &command(MAX_LARGE as usize + 1), &[]).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::TOOBIG.raw_os_error()));
+    }
+
+    #[test]
+    fn a_sandbox_cannot_send_a_long_message_or_garbage() {
+        let (a, b) = socket::pair().unwrap();
+        socket::send(&a, &[LARGE], &[a.as_fd()]).unwrap();
+        assert!(receive::<ExecEvent>(&b).is_err());
+        let good = postcard::to_allocvec(&ExecEvent::Started { pid: 1 }).unwrap();
+        let whole = [&[INLINE], &good[..]].concat();
+        assert!(parse_inline::<ExecEvent>(&whole).is_ok(), "control: the whole message is read");
+        for bad in [&[][..], &[INLINE], &[INLINE, 0xff], &[9, 0], &[&whole[..], b"x"].concat()] {
+            assert!(parse_inline::<ExecEvent>(bad).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Credentials: identities, capabilities, and what they may still become.
+#![expect(unsafe_code, reason = "setfsuid has no safe wrapper")]
+
+use std::io;
+
+use rustix::process::{Gid, Uid};
+use rustix::thread::{
+    CapabilitiesSecureBits, CapabilitySet, CapabilitySets, capabilities, set_capabilities,
+    set_capabilities_secure_bits, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
+};
+
+/// Becomes `id`, for good, as user and group, with no other group.
+pub fn become_only(id: u32) -> io::Result<()> {
+    become_split(id, id)
+}
+
+/// Takes `real` as real and saved id and `effective` as effective one, for users and groups alike.
+///
+/// A process may signal or trace another by the other's real and saved ids. One with split ids
+/// can therefore signal processes of `effective`, and start new ones, without any capability,
+/// while those cannot signal it.
+pub fn become_split(real: u32, effective: u32) -> io::Result<()> {
+    let (gid, egid) = (Gid::from_raw(real), Gid::from_raw(effective));
+    set_thread_res_gid(gid, egid, gid)?;
+    let (uid, euid) = (Uid::from_raw(real), Uid::from_raw(effective));
+    Ok(set_thread_res_uid(uid, euid, uid)?)
+}
+
+/// Leaves all supplementary groups. Needs CAP_SETGID and a user namespace that allows it.
+pub fn leave_groups() -> io::Result<()> {
+    Ok(set_thread_groups(&[])?)
+}
+
+/// Checks permissions on files as `id` until told otherwise; returns the id before.
+pub fn check_files_as(id: u32) -> u32 {
+    // SAFETY: setfsuid takes an integer, changes only the calling thread, and cannot fail in a way
+    // that touches memory. See setfsuid(2).
+    unsafe { libc::setfsuid(id) }.unsigned_abs()
+}
+
+/// Empties the bounding set and forbids uid 0 to mean anything, for this process and all it starts.
+///
+/// Needs CAP_SETPCAP, so it comes before [`drop_capabilities`].
+pub fn forbid_capabilities() -> io::Result<()> {
+    let bits = CapabilitiesSecureBits::NO_ROOT
+        | CapabilitiesSecureBits::NO_ROOT_LOCKED
+        | CapabilitiesSecureBits::NO_SETUID_FIXUP_LOCKED
+        | CapabilitiesSecureBits::KEEP_CAPS_LOCKED
+        | CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE
+        | CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE_LOCKED;
+    set_capabilities_secure_bits(bits)?;
+    for capability in 0..=63 {
+        // SAFETY: PR_CAPBSET_DROP takes one integer. A kernel that does not know the number says
+        // EINVAL: all that it knows are dropped by then.
+        match crate::check(unsafe {
+            libc::prctl(libc::PR_CAPBSET_DROP, capability as libc::c_ulong, 0, 0, 0)
+        }) {
+            Ok(_) => {}
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Gives up every capability in every set.
+pub fn drop_capabilities() -> io::Result<()> {
+    rustix::thread::clear_ambient_capability_set()?;
+    let none = CapabilitySet::empty();
+    Ok(set_capabilities(
+        None,
+        CapabilitySets { effective: none, permitted: none, inheritable: none },
+    )?)
+}
+
+/// Reports whether this process holds no capability and can get none.
+pub fn holds_nothing() -> io::Result<bool> {
+    let sets = capabilities(None)?;
+    let empty =
+        sets.effective.is_empty() && sets.permitted.is_empty() && sets.inheritable.is_empty();
+    Ok(empty && rustix::thread::no_new_privs()?)
+}

@@ -1,0 +1,239 @@
+//! Processes: starting them in new namespaces, waiting for them, signals.
+#![expect(unsafe_code, reason = "clone3, wait4 and the signal calls have no safe wrapper")]
+
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal};
+
+/// Proof that this process has one thread, so that a copy of it may go on running our code.
+///
+/// It cannot be sent to another thread. Nothing stops its holder from starting one later; the
+/// processes that hold it (Warren's launcher and init) never do.
+#[derive(Debug)]
+pub struct SingleThreaded(PhantomData<*const ()>);
+
+impl SingleThreaded {
+    /// Looks at `/proc/self/status`; an error if there is more than one thread.
+    pub fn claim() -> io::Result<Self> {
+        let status = std::fs::read_to_string("/proc/self/status")?;
+        let threads = status.lines().find_map(|line| line.strip_prefix("Threads:"));
+        match threads.map(str::trim) {
+            Some("1") => Ok(Self(PhantomData)),
+            other => Err(io::Error::other(format!("threads: {}", other.unwrap_or("unknown")))),
+        }
+    }
+}
+
+/// Which namespaces of its own a new process gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Namespaces(u64);
+
+impl Namespaces {
+    /// None: a plain copy of this process.
+    pub const NONE: Self = Self(0);
+    /// A user namespace alone.
+    pub const USER: Self = Self(libc::CLONE_NEWUSER as u64);
+    /// Everything that walls a sandbox off, but for the cgroup namespace: that one is rooted where
+    /// its *creator* is, so a sandbox makes its own once it is in its cgroups.
+    pub const SANDBOX: Self = Self(
+        (libc::CLONE_NEWUSER
+            | libc::CLONE_NEWNS
+            | libc::CLONE_NEWPID
+            | libc::CLONE_NEWNET
+            | libc::CLONE_NEWIPC
+            | libc::CLONE_NEWUTS) as u64,
+    );
+}
+
+/// The two sides of [`fork`].
+#[derive(Debug)]
+pub enum Fork {
+    /// In the process that forked.
+    Parent {
+        /// The new process.
+        child: Pid,
+        /// The same, by descriptor.
+        pidfd: OwnedFd,
+    },
+    /// In the new process.
+    Child,
+}
+
+/// `libc` has it too narrow, and says so.
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+
+/// Copies this process into new namespaces and, with `cgroup`, into that v2 cgroup.
+///
+/// See clone3(2), Linux 5.7 for the cgroup. The child's exit sends SIGCHLD.
+pub fn fork(
+    _proof: &SingleThreaded,
+    namespaces: Namespaces,
+    cgroup: Option<BorrowedFd<'_>>,
+) -> io::Result<Fork> {
+    let mut pidfd: i32 = -1;
+    let mut args = libc::clone_args {
+        flags: namespaces.0 | libc::CLONE_PIDFD as u64,
+        pidfd: &raw mut pidfd as u64,
+        child_tid: 0,
+        parent_tid: 0,
+        exit_signal: libc::SIGCHLD as u64,
+        stack: 0,
+        stack_size: 0,
+        tls: 0,
+        set_tid: 0,
+        set_tid_size: 0,
+        cgroup: 0,
+    };
+    if let Some(cgroup) = cgroup {
+        args.flags |= CLONE_INTO_CGROUP;
+        args.cgroup = u64::from(cgroup.as_raw_fd().unsigned_abs());
+    }
+    // SAFETY: `args` is initialised and outlives the call, which writes one descriptor through
+    // `pidfd`. No stack is given and CLONE_VM is absent, so the child runs on a copy of ours, like
+    // after fork(2). `SingleThreaded` shows that no other thread held a lock (of the allocator,
+    // say) that the copy would find locked for ever.
+    let result = crate::check(unsafe {
+        libc::syscall(libc::SYS_clone3, &raw mut args, size_of::<libc::clone_args>())
+    })?;
+    match Pid::from_raw(result) {
+        None => Ok(Fork::Child),
+        // SAFETY: CLONE_PIDFD stored a new descriptor that nothing else owns.
+        Some(child) => Ok(Fork::Parent { child, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } }),
+    }
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// By itself, with this code.
+    Exited(i32),
+    /// By this signal.
+    Signalled(i32),
+}
+
+/// What a process and the children it waited for used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Time on a CPU, user and system.
+    pub cpu: Duration,
+    /// The largest resident size of any one of them, in bytes.
+    pub peak_resident: u64,
+}
+
+/// Looks whether a child has ended, without removing it; `None` if none has.
+pub fn peek_ended() -> io::Result<Option<Pid>> {
+    let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: `siginfo_t` is plain data for which all zeroes is a valid value.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    // SAFETY: waitid writes one `siginfo_t`, which outlives the call.
+    let result = unsafe { libc::waitid(libc::P_ALL, 0, &raw mut info, options) };
+    match crate::check(result) {
+        // SAFETY: waitid filled the SIGCHLD form of the union, or left the zeroes.
+        Ok(_) => Ok(Pid::from_raw(unsafe { info.si_pid() })),
+        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Removes the ended child `pid` and says how it ended and what it used.
+pub fn reap(pid: Pid) -> io::Result<(End, Usage)> {
+    let mut status = 0;
+    // SAFETY: `rusage` is plain data for which all zeroes is a valid value.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: wait4 writes one integer and one `rusage`; both outlive the call.
+    let result =
+        unsafe { libc::wait4(pid.as_raw_nonzero().get(), &raw mut status, 0, &raw mut usage) };
+    crate::check(result)?;
+    let time = |t: libc::timeval| {
+        Duration::from_secs(t.tv_sec.unsigned_abs())
+            + Duration::from_micros(t.tv_usec.unsigned_abs())
+    };
+    let usage = Usage {
+        cpu: time(usage.ru_utime) + time(usage.ru_stime),
+        peak_resident: usage.ru_maxrss.unsigned_abs() * 1024,
+    };
+    let end = if libc::WIFSIGNALED(status) {
+        End::Signalled(libc::WTERMSIG(status))
+    } else {
+        End::Exited(libc::WEXITSTATUS(status))
+    };
+    Ok((end, usage))
+}
+
+/// Sends `signal` to every process that this one may signal, except itself and PID 1.
+///
+/// From PID 1 of a pid namespace that is every other process in it, at one moment: the kernel
+/// holds off forks while it walks the list. See kill(2).
+pub fn signal_all(signal: Signal) -> io::Result<()> {
+    // SAFETY: kill takes two integers.
+    let result = unsafe { libc::kill(-1, signal.as_raw()) };
+    match crate::check(result) {
+        // There is nobody else.
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
+        other => other.map(drop),
+    }
+}
+
+/// Sends signal number `signal`, real-time ones included, to process `pid` or group `-pid`.
+pub fn signal_raw(pid: i32, signal: i32) -> io::Result<()> {
+    // SAFETY: kill takes two integers.
+    crate::check(unsafe { libc::kill(pid, signal) }).map(drop)
+}
+
+/// Blocks SIGCHLD and returns a descriptor that becomes readable when one is due. See signalfd(2).
+pub fn child_events() -> io::Result<OwnedFd> {
+    // SAFETY: a `sigset_t` is plain data, initialised by sigemptyset before it is used; the calls
+    // read or write only the sets passed, which outlive them.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        libc::sigaddset(&raw mut set, libc::SIGCHLD);
+        let result = libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
+        crate::check(result)?;
+        let fd = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
+        crate::check(fd)?;
+        Ok(OwnedFd::from_raw_fd(fd))
+    }
+}
+
+/// Ignores the signals that a terminal or a supervisor sends to a whole group of processes.
+pub fn ignore_group_signals() {
+    for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP, libc::SIGTERM, libc::SIGTSTP] {
+        // SAFETY: SIG_IGN is a valid disposition and installs no code of ours.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+}
+
+/// Gives every signal its default meaning again, as a program that is started expects it.
+pub fn default_signals() {
+    for signal in 1..=64 {
+        // SAFETY: SIG_DFL is a valid disposition and installs no code of ours; numbers that cannot
+        // be changed are refused.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+}
+
+/// Ends this process at once: no destructor runs, nothing is flushed.
+///
+/// For a forked copy that must not run what belongs to the original.
+pub fn exit_now(code: i32) -> ! {
+    // SAFETY: _exit takes an integer and does not return.
+    unsafe { libc::_exit(code) }
+}
+
+/// Limits what descriptors this process may get; both the soft and the hard limit.
+pub fn limit(resource: rustix::process::Resource, value: u64) -> io::Result<()> {
+    let limit = rustix::process::Rlimit { current: Some(value), maximum: Some(value) };
+    Ok(rustix::process::setrlimit(resource, limit)?)
+}
+
+/// A limit that the kernel stopped reading in Linux 2.4 and still hands down to every child.
+///
+/// What it says can be lowered but never raised without a capability, so it serves as a mark
+/// that descendants keep. See getrlimit(2), RLIMIT_LOCKS.
+pub fn set_mark(mark: u64) -> io::Result<()> {
+    limit(rustix::process::Resource::Locks, mark)
+}

@@ -1,0 +1,88 @@
+//! Pairs of sockets that keep the borders of messages and carry descriptors.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
+    sendmsg, socketpair,
+};
+
+/// How many descriptors one message may carry.
+pub const MAX_FDS: usize = 64;
+
+/// Returns two connected sockets; what one sends as one message the other receives as one.
+///
+/// Both are non-blocking and close-on-exec. See unix(7), SOCK_SEQPACKET.
+pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+/// Asks for room for large messages, as far as the host allows.
+pub fn enlarge(socket: impl AsFd, bytes: usize) -> io::Result<()> {
+    Ok(rustix::net::sockopt::set_socket_send_buffer_size(socket, bytes)?)
+}
+
+/// Sends one message with descriptors. The peer gets all of it or nothing.
+pub fn send(socket: impl AsFd, payload: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors"));
+    }
+    // NOSIGNAL: a peer that is gone is an error to handle, not a signal that ends the process.
+    sendmsg(socket, &[IoSlice::new(payload)], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Receives one message into `buffer`; `None` when the peer is gone.
+///
+/// A message that does not fit `buffer`, or that carries more than [`MAX_FDS`] descriptors, is an
+/// error: it was not sent by us.
+pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let message =
+        recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let mut fds = Vec::new();
+    for part in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = part {
+            fds.extend(rights);
+        }
+    }
+    if message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "an oversize message"));
+    }
+    Ok((message.bytes > 0).then_some((message.bytes, fds)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_arrives_whole_with_its_descriptors() {
+        let (a, b) = pair().unwrap();
+        let (mut payload, extra) = ([0u8; 64], a.try_clone().unwrap());
+        send(&a, b"one", &[extra.as_fd()]).unwrap();
+        send(&a, b"three", &[]).unwrap();
+        let (length, fds) = receive(&b, &mut payload).unwrap().unwrap();
+        assert_eq!((&payload[..length], fds.len()), (&b"one"[..], 1));
+        let (length, fds) = receive(&b, &mut payload).unwrap().unwrap();
+        assert_eq!((&payload[..length], fds.len()), (&b"three"[..], 0));
+        drop((a, extra));
+    }
+
+    #[test]
+    fn an_oversize_message_is_an_error_and_a_closed_peer_is_not() {
+        let (a, b) = pair().unwrap();
+        send(&a, &[7; 100], &[]).unwrap();
+        let error = receive(&b, &mut [0; 10]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        drop(a);
+        assert!(receive(&b, &mut [0; 10]).unwrap().is_none());
+    }
+}
