@@ -14,6 +14,7 @@ pub mod landlock;
 pub mod mount;
 pub mod net;
 pub mod process;
+pub mod seccomp;
 pub mod socket;
 
 use std::io;
