@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal};
-use warren_init::plan::{Identity, INIT_ID, Lifetime, Owners, Plan, RANGE, WORKLOAD_ID};
+use warren_init::plan::{INIT_ID, Identity, Lifetime, Owners, Plan, RANGE, WORKLOAD_ID};
 use warren_init::protocol::{self, Failure, Report};
-use warren_sys::mount::{self, Attributes};
+use warren_sys::mount;
 use warren_sys::process::{self, Fork, Namespaces, SingleThreaded};
 use warren_sys::{cgroup, fd, socket};
 
@@ -63,10 +63,8 @@ pub(crate) fn main() {
 impl Launcher {
     fn serve(&mut self, client: &OwnedFd, children: &OwnedFd) {
         loop {
-            let mut fds = [
-                PollFd::new(client, PollFlags::IN),
-                PollFd::new(children, PollFlags::IN),
-            ];
+            let mut fds =
+                [PollFd::new(client, PollFlags::IN), PollFd::new(children, PollFlags::IN)];
             match poll(&mut fds, None) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(_) => return,

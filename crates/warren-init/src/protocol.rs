@@ -214,11 +214,7 @@ pub struct Try {
 }
 
 /// Sends `message` and `fds` as one packet.
-pub fn send(
-    socket: impl AsFd,
-    message: &impl Serialize,
-    fds: &[BorrowedFd<'_>],
-) -> io::Result<()> {
+pub fn send(socket: impl AsFd, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let bytes = postcard::to_allocvec(message).map_err(io::Error::other)?;
     let mut packet = Vec::with_capacity(bytes.len().min(MAX_INLINE) + 1);
     if bytes.len() <= MAX_INLINE {

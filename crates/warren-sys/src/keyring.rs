@@ -18,3 +18,21 @@ pub fn new_session() -> io::Result<()> {
         other => other.map(drop),
     }
 }
+
+/// Asks for this process's session keyring, as any process may.
+///
+/// A harmless call that succeeds without any right, so that a refusal shows a filter at work.
+pub fn ask() -> io::Result<()> {
+    const KEYCTL_GET_KEYRING_ID: libc::c_long = 0;
+    const KEY_SPEC_SESSION_KEYRING: libc::c_long = -3;
+    // SAFETY: the call takes three integers and reads no memory of ours.
+    crate::check(unsafe {
+        libc::syscall(
+            libc::SYS_keyctl,
+            KEYCTL_GET_KEYRING_ID,
+            KEY_SPEC_SESSION_KEYRING,
+            0 as libc::c_long,
+        )
+    })
+    .map(drop)
+}

@@ -105,6 +105,12 @@ pub fn fork(
     }
 }
 
+/// Roots the view of control groups where this process is now. See cgroup_namespaces(7).
+pub fn new_cgroup_namespace() -> io::Result<()> {
+    // SAFETY: unshare takes flags; CLONE_NEWCGROUP touches no memory and no descriptor.
+    crate::check(unsafe { libc::unshare(libc::CLONE_NEWCGROUP) }).map(drop)
+}
+
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {

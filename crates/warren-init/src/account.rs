@@ -1,0 +1,176 @@
+//! Which processes belong to which command, and what they used.
+//!
+//! Where init has a v2 cgroup, each command gets a group of its own below it: the kernel then knows
+//! its whole tree, however it forks. Elsewhere commands carry a mark that every descendant
+//! inherits and cannot raise, and init finds them by it.
+
+use std::fs;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::process::{Pid, Signal};
+use warren_sys::{cgroup, cred, process};
+
+/// The group that holds the groups of commands, and the id that owns it.
+#[derive(Debug)]
+pub(crate) struct Work {
+    pub(crate) group: OwnedFd,
+    /// Files of the group are checked as this user: the commands' user may not touch them.
+    pub(crate) owner: u32,
+    pub(crate) next: u64,
+}
+
+impl Work {
+    /// Makes a group for one command.
+    pub(crate) fn new_leaf(&mut self) -> io::Result<Leaf> {
+        let name = format!("x{}", self.next);
+        self.next += 1;
+        let group = self.as_owner(|group| {
+            rustix::fs::mkdirat(group, name.as_str(), Mode::from_raw_mode(0o755))?;
+            open(group, &name, OFlags::RDONLY | OFlags::DIRECTORY)
+        })?;
+        Ok(Leaf { name, group })
+    }
+
+    /// Removes the group of a command; `false` if something still runs in it.
+    pub(crate) fn remove(&self, leaf: &Leaf) -> bool {
+        self.as_owner(|group| {
+            Ok(rustix::fs::unlinkat(group, leaf.name.as_str(), AtFlags::REMOVEDIR)?)
+        })
+        .is_ok()
+    }
+
+    /// Freezes or thaws every command and waits until it is so.
+    pub(crate) fn freeze(&self, frozen: bool) -> io::Result<()> {
+        let value = if frozen { "1" } else { "0" };
+        self.as_owner(|group| write(group, "cgroup.freeze", value))?;
+        let events = open(self.group.as_fd(), "cgroup.events", OFlags::RDONLY)?;
+        loop {
+            let text = read_all(&events)?;
+            if cgroup::field(&text, "frozen") == Some(u64::from(frozen)) {
+                return Ok(());
+            }
+            let mut fds = [rustix::event::PollFd::new(&events, rustix::event::PollFlags::PRI)];
+            // The kernel says when it changes; the bound is for a task that cannot be stopped now.
+            let patience = rustix::event::Timespec { tv_sec: 2, tv_nsec: 0 };
+            if rustix::event::poll(&mut fds, Some(&patience))? == 0 {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+    }
+
+    /// Runs `action` with files checked as the owner of the group.
+    pub(crate) fn as_owner<T>(
+        &self,
+        action: impl FnOnce(BorrowedFd<'_>) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let before = cred::check_files_as(self.owner);
+        let result = action(self.group.as_fd());
+        cred::check_files_as(before);
+        result
+    }
+}
+
+/// The group of one command.
+#[derive(Debug)]
+pub(crate) struct Leaf {
+    name: String,
+    pub(crate) group: OwnedFd,
+}
+
+impl Leaf {
+    /// Ends everything in the group at one moment. See cgroup.kill, Linux 5.14.
+    pub(crate) fn kill(&self, work: &Work) -> io::Result<()> {
+        work.as_owner(|_| write(self.group.as_fd(), "cgroup.kill", "1"))
+    }
+
+    /// Time on a CPU of everything that ever ran in the group.
+    pub(crate) fn cpu(&self) -> Option<Duration> {
+        let file = open(self.group.as_fd(), "cpu.stat", OFlags::RDONLY).ok()?;
+        cgroup::field(&read_all(&file).ok()?, "usage_usec").map(Duration::from_micros)
+    }
+
+    /// Memory of the group at its largest, where the v2 hierarchy has the controller.
+    pub(crate) fn peak(&self) -> Option<u64> {
+        let file = open(self.group.as_fd(), "memory.peak", OFlags::RDONLY).ok()?;
+        read_all(&file).ok()?.trim().parse().ok()
+    }
+}
+
+fn open(dir: BorrowedFd<'_>, name: &str, flags: OFlags) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::openat(dir, name, flags | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+fn write(dir: BorrowedFd<'_>, name: &str, value: &str) -> io::Result<()> {
+    rustix::io::write(open(dir, name, OFlags::WRONLY)?, value.as_bytes())?;
+    Ok(())
+}
+
+fn read_all(file: &OwnedFd) -> io::Result<String> {
+    let mut buffer = [0; 4096];
+    let length = rustix::io::pread(file, &mut buffer, 0)?;
+    Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
+}
+
+/// Something that runs in the sandbox, as `/proc` shows it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Seen {
+    pub(crate) pid: i32,
+    /// The mark of the command that it descends from.
+    pub(crate) mark: u64,
+    /// Time on a CPU of its own and of the children it waited for.
+    pub(crate) cpu: Duration,
+    /// Resident memory.
+    pub(crate) resident: u64,
+}
+
+/// Lists every process of the sandbox but init.
+pub(crate) fn processes() -> Vec<Seen> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| *pid != 1).filter_map(look_at).collect()
+}
+
+fn look_at(pid: i32) -> Option<Seen> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name may hold anything, a bracket too; what follows the last one is numbers.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let number = |index: usize| fields.get(index).and_then(|field| field.parse::<u64>().ok());
+    let ticks = number(11)? + number(12)? + number(13)? + number(14)?;
+    let cpu = Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second());
+    let resident = number(21)? * rustix::param::page_size() as u64;
+    Some(Seen { pid, mark: mark_of(pid)?, cpu, resident })
+}
+
+/// Reads the mark that `process::set_mark` left on a process.
+pub(crate) fn mark_of(pid: i32) -> Option<u64> {
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).ok()?;
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max file locks"))?;
+    line.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// Ends every process with `mark`, and no other, where there is no group to do it by.
+///
+/// All are stopped first, so that none forks between being listed and being killed.
+pub(crate) fn kill_marked(mark: u64, suspended: bool) -> io::Result<()> {
+    process::signal_all(Signal::STOP)?;
+    for seen in processes().iter().filter(|seen| seen.mark == mark) {
+        let _ = process::signal_raw(seen.pid, Signal::KILL.as_raw());
+    }
+    if suspended { Ok(()) } else { process::signal_all(Signal::CONT) }
+}
+
+/// Returns the bytes that an ended but not yet reaped child, and the children it waited for, read
+/// and wrote by system calls.
+pub(crate) fn transferred(pid: Pid) -> (u64, u64) {
+    let mut text = String::new();
+    let path = format!("/proc/{}/io", pid.as_raw_nonzero());
+    let read = fs::File::open(path).and_then(|mut file| file.read_to_string(&mut text));
+    if read.is_err() {
+        return (0, 0);
+    }
+    let field = |key: &str| cgroup::field(&text, key).unwrap_or_default();
+    (field("rchar:"), field("wchar:"))
+}

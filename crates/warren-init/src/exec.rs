@@ -1,0 +1,181 @@
+//! Starting a command: the last steps between init and somebody else's program.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use rustix::process::Resource;
+use rustix::pty::OpenptFlags;
+use warren_init::plan::WORKLOAD_ID;
+use warren_init::protocol::{Exec, Stage, Streams};
+use warren_sys::process::{self, Fork, Namespaces, SingleThreaded};
+use warren_sys::seccomp::{self, Instruction};
+use warren_sys::{cred, fd};
+
+use crate::account::{Leaf, Work};
+
+/// A command that was forked and has not said yet whether its program could be executed.
+#[derive(Debug)]
+pub(crate) struct Forked {
+    pub(crate) pid: rustix::process::Pid,
+    /// Closes when the program runs; says what failed if it does not.
+    pub(crate) outcome: OwnedFd,
+    /// The outer side of its terminal.
+    pub(crate) terminal: Option<OwnedFd>,
+}
+
+/// What every command of a sandbox has in common.
+#[derive(Debug)]
+pub(crate) struct Starter {
+    pub(crate) proof: SingleThreaded,
+    pub(crate) filter: Vec<Instruction>,
+    pub(crate) nice: i32,
+}
+
+impl Starter {
+    /// Starts a command in a process, a session and, if given, a cgroup of its own.
+    pub(crate) fn start(
+        &self,
+        exec: &Exec,
+        streams: &[OwnedFd],
+        group: Option<(&Work, &Leaf)>,
+        mark: u64,
+    ) -> io::Result<Forked> {
+        let (outcome, report) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        let (terminal, inner) = match exec.streams {
+            Streams::Given => (None, None),
+            Streams::Terminal { rows, columns } => {
+                let (outer, inner) = open_terminal(rows, columns)?;
+                (Some(outer), Some(inner))
+            }
+        };
+        let fork = |cgroup| process::fork(&self.proof, Namespaces::NONE, cgroup);
+        let forked = match group {
+            // Whether a process may be born in a group is checked like a write to its files.
+            Some((work, leaf)) => work.as_owner(|_| fork(Some(leaf.group.as_fd()))),
+            None => fork(None),
+        };
+        match forked? {
+            Fork::Child => {
+                let (stage, errno) = self.become_command(exec, streams, inner, &report, mark);
+                let _ = rustix::io::write(&report, &encode(stage, errno));
+                process::exit_now(127)
+            }
+            Fork::Parent { child, .. } => Ok(Forked { pid: child, outcome, terminal }),
+        }
+    }
+
+    /// Becomes the command, in a fresh copy of init; returns only what failed.
+    fn become_command(
+        &self,
+        exec: &Exec,
+        streams: &[OwnedFd],
+        terminal: Option<OwnedFd>,
+        report: &OwnedFd,
+        mark: u64,
+    ) -> (Stage, i32) {
+        if let Err(error) = self.prepare(exec, streams, terminal, report, mark) {
+            return (Stage::Prepare, errno(&error));
+        }
+        if let Err(error) = enter(&exec.workdir) {
+            return (Stage::Workdir, errno(&error));
+        }
+        if let Err(error) = seccomp::install(&self.filter) {
+            return (Stage::Prepare, errno(&error));
+        }
+        (Stage::Program, errno(&execute(exec)))
+    }
+
+    fn prepare(
+        &self,
+        exec: &Exec,
+        streams: &[OwnedFd],
+        terminal: Option<OwnedFd>,
+        report: &OwnedFd,
+        mark: u64,
+    ) -> io::Result<()> {
+        rustix::process::setsid()?;
+        let streams: [BorrowedFd<'_>; 3] = match (&terminal, streams) {
+            (Some(terminal), _) => [terminal.as_fd(); 3],
+            (None, [stdin, stdout, stderr]) => [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()],
+            (None, _) => return Err(Errno::BADF.into()),
+        };
+        for (stream, number) in streams.into_iter().zip(0..) {
+            fd::install_as(stream, number)?;
+        }
+        if let Some(terminal) = &terminal {
+            rustix::process::ioctl_tiocsctty(terminal)?;
+        }
+        // Nothing of init's may be open when a path is walked that the sandbox can have written:
+        // a working directory of /proc/self/fd/N would lead there.
+        let streams = [fd::inherited(0)?, fd::inherited(1)?, fd::inherited(2)?];
+        fd::close_all_except(&[report, &streams[0], &streams[1], &streams[2]])?;
+        std::mem::forget(streams);
+        process::set_mark(mark)?;
+        if let Some(files) = exec.open_files {
+            process::limit(Resource::Nofile, files)?;
+        }
+        if self.nice != 0 {
+            rustix::process::setpriority_process(None, self.nice)?;
+        }
+        process::default_signals();
+        cred::become_only(WORKLOAD_ID)
+    }
+}
+
+/// Enters `workdir` without passing through a link of `/proc`.
+fn enter(workdir: &[u8]) -> io::Result<()> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let place =
+        rustix::fs::openat2(CWD, workdir, flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS)?;
+    Ok(rustix::process::fchdir(place)?)
+}
+
+fn execute(exec: &Exec) -> io::Error {
+    let mut command = Command::new(OsStr::from_bytes(&exec.program));
+    command.env_clear().args(exec.args.iter().map(|arg| OsStr::from_bytes(arg)));
+    for variable in &exec.env {
+        let equals = variable.iter().position(|byte| *byte == b'=').unwrap_or(variable.len());
+        let (name, value) = variable.split_at(equals);
+        let value = value.get(1..).unwrap_or_default();
+        command.env(OsStr::from_bytes(name), OsStr::from_bytes(value));
+    }
+    command.exec()
+}
+
+fn open_terminal(rows: u16, columns: u16) -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let outer = rustix::pty::openpt(flags)?;
+    rustix::pty::unlockpt(&outer)?;
+    let inner = rustix::pty::ioctl_tiocgptpeer(&outer, flags)?;
+    resize(&outer, rows, columns)?;
+    Ok((outer, inner))
+}
+
+/// Sets the size of a terminal.
+pub(crate) fn resize(terminal: &OwnedFd, rows: u16, columns: u16) -> io::Result<()> {
+    let size =
+        rustix::termios::Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    Ok(rustix::termios::tcsetwinsize(terminal, size)?)
+}
+
+fn errno(error: &io::Error) -> i32 {
+    error.raw_os_error().unwrap_or(Errno::INVAL.raw_os_error())
+}
+
+fn encode(stage: Stage, errno: i32) -> Vec<u8> {
+    postcard::to_allocvec(&(stage, errno)).unwrap_or_default()
+}
+
+/// Understands what a child wrote that could not become its command; `None` if it could.
+pub(crate) fn outcome(bytes: &[u8]) -> Option<(Stage, i32)> {
+    if bytes.is_empty() {
+        return None;
+    }
+    Some(postcard::from_bytes(bytes).unwrap_or((Stage::Prepare, Errno::INVAL.raw_os_error())))
+}

@@ -1,0 +1,86 @@
+//! Tries every wall from where a command stands, and says what the kernel answered.
+
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use warren_init::plan::WORKLOAD_ID;
+use warren_init::protocol::{self, Tries, Try};
+use warren_sys::process::{self, Fork, Namespaces};
+use warren_sys::{cred, fd, keyring, seccomp};
+
+use crate::exec::Starter;
+
+/// Answers on `reply` from a process with the rights of a command.
+pub(crate) fn run(starter: &Starter, reply: &OwnedFd) {
+    match process::fork(&starter.proof, Namespaces::NONE, None) {
+        Ok(Fork::Child) => {
+            let ready = fd::close_all_except(&[reply]).is_ok()
+                && cred::become_only(WORKLOAD_ID).is_ok()
+                && seccomp::install(&starter.filter).is_ok();
+            if ready {
+                let _ = protocol::send(reply, &Tries(tries()), &[]);
+            }
+            process::exit_now(0)
+        }
+        Ok(Fork::Parent { .. }) => {}
+        // The asker sees its socket close without an answer.
+        Err(_) => {}
+    }
+}
+
+fn tries() -> Vec<Try> {
+    let mut tries = Vec::new();
+    let mut note = |name: &str, result: Result<(), Errno>| {
+        let errno = result.err().map_or(0, Errno::raw_os_error);
+        tries.push(Try { name: name.to_owned(), errno });
+    };
+    let kernel = |result: std::io::Result<()>| {
+        result.map_err(|error| Errno::from_raw_os_error(error.raw_os_error().unwrap_or(-1)))
+    };
+    note("mount", rustix::mount::fsopen(c"tmpfs", rustix::mount::FsOpenFlags::empty()).map(drop));
+    note("keyring", kernel(keyring::ask()));
+    note("cgroup namespace", kernel(process::new_cgroup_namespace()));
+    for (name, family, kind) in [
+        ("packet socket", AddressFamily::PACKET, SocketType::RAW),
+        ("raw socket", AddressFamily::INET, SocketType::RAW),
+        ("vsock", AddressFamily::VSOCK, SocketType::STREAM),
+    ] {
+        let opened = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None);
+        note(name, opened.map(drop));
+    }
+    for (name, path, flags) in [
+        ("write /proc/sys", c"/proc/sys/kernel/core_pattern", OFlags::WRONLY),
+        ("read /proc/kcore", c"/proc/kcore", OFlags::RDONLY),
+        ("write /usr", c"/usr/.warren-probe", OFlags::WRONLY.union(OFlags::CREATE)),
+        ("read /proc/1", c"/proc/1/environ", OFlags::RDONLY),
+    ] {
+        note(name, open_and_read(path, flags));
+    }
+    note("become root", rustix::thread::set_thread_uid(rustix::process::Uid::ROOT));
+    let device = rustix::fs::makedev(1, 1);
+    let made = rustix::fs::mknodat(
+        CWD,
+        c"/tmp/.warren-probe",
+        rustix::fs::FileType::CharacterDevice,
+        Mode::RUSR,
+        device,
+    );
+    note("device node", made);
+    let stopped = process::signal_raw(1, rustix::process::Signal::KILL.as_raw());
+    note("signal init", kernel(stopped));
+    tries
+}
+
+/// Opens a file and, for reading, takes a byte: one that seems empty tells nothing.
+fn open_and_read(path: &std::ffi::CStr, flags: OFlags) -> Result<(), Errno> {
+    let file = rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::RUSR)?;
+    if flags.contains(OFlags::WRONLY) {
+        return Ok(());
+    }
+    match rustix::io::read(&file, &mut [0; 1])? {
+        0 => Err(Errno::NODATA),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,433 @@
+//! The life of init: runs commands, watches over them, reaps everybody's orphans.
+//!
+//! One loop, no threads. Each command has a socket of its own to whoever asked for it; when that
+//! closes, the command and all it started are ended.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal};
+use warren_init::plan::{Lifetime, Plan};
+use warren_init::protocol::{
+    self, Done, Ended, Exec, ExecControl, ExecEvent, Request, Stage, Status, StoppedBy,
+};
+use warren_sys::process::{self, End, SingleThreaded};
+use warren_sys::seccomp::Instruction;
+
+use crate::account::{self, Leaf, Work};
+use crate::exec::{self, Starter};
+use crate::launcher::drain;
+use crate::probe;
+
+/// How often memory is looked at where no cgroup bounds it.
+const MEMORY_INTERVAL: Duration = Duration::from_millis(20);
+/// The shortest time between two looks at the CPU time of a command.
+const CPU_INTERVAL: Duration = Duration::from_millis(5);
+
+/// A command that runs.
+struct Running {
+    channel: OwnedFd,
+    /// Open until its program runs.
+    starting: Option<OwnedFd>,
+    /// What it could not do, if its program does not run.
+    refused: Option<(Stage, i32)>,
+    terminal: Option<OwnedFd>,
+    leaf: Option<Leaf>,
+    mark: u64,
+    started: Instant,
+    deadline: Option<Instant>,
+    cpu_limit: Option<Duration>,
+    next_cpu_look: Option<Instant>,
+    /// CPU time of its orphans that init reaped, where no cgroup counts it.
+    orphans_cpu: Duration,
+    stopped_by: Option<StoppedBy>,
+}
+
+struct Init<'a> {
+    plan: &'a Plan,
+    starter: Starter,
+    work: Option<Work>,
+    running: HashMap<Pid, Running>,
+    /// Groups of commands that ended but left something running.
+    lingering: Vec<Leaf>,
+    next_mark: u64,
+    suspended: Option<Instant>,
+    next_memory_look: Option<Instant>,
+    cpus: u32,
+}
+
+/// Serves until nobody is there to serve.
+pub(crate) fn serve(plan: &Plan, control: &OwnedFd, work: Option<OwnedFd>, _lock: Option<OwnedFd>) {
+    let Ok(proof) = SingleThreaded::claim() else { return };
+    let Ok(children) = process::child_events() else { return };
+    let filter = plan.filter.workload.iter().copied().map(Instruction::from_bits).collect();
+    let owner = plan.identity.init_id();
+    let mut init = Init {
+        plan,
+        starter: Starter { proof, filter, nice: plan.bounds.nice },
+        work: work.map(|group| Work { group, owner, next: 1 }),
+        running: HashMap::new(),
+        lingering: Vec::new(),
+        next_mark: 1,
+        suspended: None,
+        next_memory_look: None,
+        cpus: std::thread::available_parallelism().map_or(1, |n| n.get().try_into().unwrap_or(1)),
+    };
+    while init.turn(control, &children) {}
+}
+
+impl Init<'_> {
+    /// Waits for something to happen and deals with it; `false` when it is over.
+    fn turn(&mut self, control: &OwnedFd, children: &OwnedFd) -> bool {
+        let pids: Vec<Pid> = self.running.keys().copied().collect();
+        let mut fds =
+            vec![PollFd::new(control, PollFlags::IN), PollFd::new(children, PollFlags::IN)];
+        for pid in &pids {
+            let running = &self.running[pid];
+            fds.push(PollFd::new(&running.channel, PollFlags::IN));
+            if let Some(starting) = &running.starting {
+                fds.push(PollFd::new(starting, PollFlags::IN));
+            }
+        }
+        let timeout = self.next_deadline().map(|at| {
+            let left = at.saturating_duration_since(Instant::now());
+            Timespec {
+                tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
+                tv_nsec: left.subsec_nanos().into(),
+            }
+        });
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(_) => return false,
+        }
+        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        drop(fds);
+        let mut index = 2;
+        for pid in &pids {
+            let (channel, has_start) = (ready[index], self.running[pid].starting.is_some());
+            index += 1;
+            if has_start {
+                if ready[index] {
+                    self.started(*pid);
+                }
+                index += 1;
+            }
+            if channel {
+                self.controlled(*pid);
+            }
+        }
+        if ready[1] {
+            drain(children);
+            self.reap();
+        }
+        self.watch();
+        !ready[0] || self.asked(control)
+    }
+
+    /// Takes one request; `false` if the one who asks is gone and the sandbox goes with it.
+    fn asked(&mut self, control: &OwnedFd) -> bool {
+        let (request, mut fds) = match protocol::receive_trusted::<Request>(control) {
+            Ok(Some(message)) => message,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return true,
+            Ok(None) | Err(_) => return self.plan.lifetime == Lifetime::Detached,
+        };
+        if fds.is_empty() {
+            return true;
+        }
+        let reply = fds.remove(0);
+        match request {
+            Request::Exec(exec) => self.exec(&exec, reply, &fds),
+            Request::Suspend => answer(&reply, self.suspend()),
+            Request::Resume => answer(&reply, self.resume()),
+            Request::Probe => probe::run(&self.starter, &reply),
+        }
+        true
+    }
+
+    fn exec(&mut self, exec: &Exec, channel: OwnedFd, streams: &[OwnedFd]) {
+        let refuse = |stage, errno| {
+            let _ = protocol::send(&channel, &ExecEvent::Refused { stage, errno }, &[]);
+        };
+        if self.suspended.is_some() {
+            return refuse(Stage::Suspended, 0);
+        }
+        let mark = self.next_mark;
+        self.next_mark += 1;
+        let leaf = match self.work.as_mut().map(Work::new_leaf).transpose() {
+            Ok(leaf) => leaf,
+            Err(error) => return refuse(Stage::Fork, error.raw_os_error().unwrap_or_default()),
+        };
+        let started = Instant::now();
+        let group = self.work.as_ref().zip(leaf.as_ref());
+        let forked = match self.starter.start(exec, streams, group, mark) {
+            Ok(forked) => forked,
+            Err(error) => {
+                // The group of a command that was never started must not stay.
+                if let (Some(work), Some(leaf)) = (&self.work, &leaf) {
+                    work.remove(leaf);
+                }
+                return refuse(Stage::Fork, error.raw_os_error().unwrap_or_default());
+            }
+        };
+        let cpu_limit = exec.cpu_ms.map(Duration::from_millis);
+        let running = Running {
+            channel,
+            starting: Some(forked.outcome),
+            refused: None,
+            terminal: forked.terminal,
+            leaf,
+            mark,
+            started,
+            deadline: exec.wall_ms.map(|ms| started + Duration::from_millis(ms)),
+            cpu_limit,
+            next_cpu_look: cpu_limit.map(|limit| started + limit / self.cpus),
+            orphans_cpu: Duration::ZERO,
+            stopped_by: None,
+        };
+        if self.plan.bounds.memory.is_some() {
+            self.next_memory_look = Some(started + MEMORY_INTERVAL);
+        }
+        self.running.insert(forked.pid, running);
+    }
+
+    /// The program of a command was executed, or could not be.
+    fn started(&mut self, pid: Pid) {
+        let Some(running) = self.running.get_mut(&pid) else { return };
+        let Some(outcome) = running.starting.take() else { return };
+        let mut bytes = [0; 32];
+        let length = rustix::io::read(&outcome, &mut bytes).unwrap_or_default();
+        running.refused = exec::outcome(&bytes[..length]);
+        if running.refused.is_none() {
+            let event = ExecEvent::Started { pid: pid.as_raw_nonzero().get() };
+            let terminal: Vec<_> = running.terminal.iter().map(AsFd::as_fd).collect();
+            let _ = protocol::send(&running.channel, &event, &terminal);
+        }
+    }
+
+    /// Whoever asked for a command wants something of it, or is gone.
+    fn controlled(&mut self, pid: Pid) {
+        let Some(running) = self.running.get_mut(&pid) else { return };
+        match protocol::receive_trusted::<ExecControl>(&running.channel) {
+            Ok(Some((ExecControl::Signal(signal), _))) => {
+                let raw = pid.as_raw_nonzero().get();
+                // It leads its session, so its group is its own; it may not have got that far yet.
+                let sent = process::signal_raw(-raw, signal);
+                if sent.is_err() {
+                    let _ = process::signal_raw(raw, signal);
+                }
+            }
+            Ok(Some((ExecControl::Resize { rows, columns }, _))) => {
+                if let Some(terminal) = &running.terminal {
+                    let _ = exec::resize(terminal, rows, columns);
+                }
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Ok(Some((ExecControl::Kill, _)) | None) | Err(_) => self.stop(pid, StoppedBy::Client),
+        }
+    }
+
+    /// Ends a command and everything it started.
+    fn stop(&mut self, pid: Pid, by: StoppedBy) {
+        let suspended = self.suspended.is_some();
+        let Some(running) = self.running.get_mut(&pid) else { return };
+        running.stopped_by.get_or_insert(by);
+        running.deadline = None;
+        running.next_cpu_look = None;
+        let killed = match (&running.leaf, &self.work) {
+            (Some(leaf), Some(work)) => leaf.kill(work).is_ok(),
+            _ => false,
+        };
+        if !killed {
+            let _ = account::kill_marked(running.mark, suspended);
+        }
+    }
+
+    /// Reaps every ended child: commands, and orphans of whatever they started.
+    fn reap(&mut self) {
+        while let Ok(Some(pid)) = process::peek_ended() {
+            let command = self.running.contains_key(&pid);
+            let transferred = if command { account::transferred(pid) } else { (0, 0) };
+            // Asked before it is reaped: afterwards nobody knows whose orphan it was.
+            let mark = if command || self.work.is_some() {
+                None
+            } else {
+                account::mark_of(pid.as_raw_nonzero().get())
+            };
+            let Ok((end, usage)) = process::reap(pid) else { return };
+            if command {
+                self.started(pid);
+                if let Some(running) = self.running.remove(&pid) {
+                    self.ended(running, end, usage, transferred);
+                }
+            } else if let Some(mark) = mark {
+                let owner = self.running.values_mut().find(|running| running.mark == mark);
+                if let Some(owner) = owner {
+                    owner.orphans_cpu += usage.cpu;
+                }
+            }
+        }
+        if let Some(work) = &self.work {
+            self.lingering.retain(|leaf| !work.remove(leaf));
+        }
+    }
+
+    /// Says how a command ended and clears up after it.
+    fn ended(
+        &mut self,
+        running: Running,
+        end: End,
+        usage: process::Usage,
+        (read_bytes, written_bytes): (u64, u64),
+    ) {
+        let event = match running.refused {
+            Some((stage, errno)) => ExecEvent::Refused { stage, errno },
+            None => {
+                let leaf_cpu = running.leaf.as_ref().and_then(Leaf::cpu);
+                let leaf_peak = running.leaf.as_ref().and_then(Leaf::peak);
+                let cpu = leaf_cpu.unwrap_or(usage.cpu + running.orphans_cpu);
+                ExecEvent::Ended(Ended {
+                    status: match end {
+                        End::Exited(code) => Status::Exited(code),
+                        End::Signalled(signal) => Status::Signalled(signal),
+                    },
+                    stopped_by: running.stopped_by,
+                    scratch_full: scratch_is_full(),
+                    cpu_us: micros(cpu),
+                    wall_us: micros(running.started.elapsed()),
+                    peak_bytes: leaf_peak.unwrap_or(usage.peak_resident),
+                    read_bytes,
+                    written_bytes,
+                })
+            }
+        };
+        let _ = protocol::send(&running.channel, &event, &[]);
+        if let (Some(work), Some(leaf)) = (&self.work, running.leaf)
+            && !work.remove(&leaf)
+        {
+            self.lingering.push(leaf);
+        }
+        if self.running.is_empty() {
+            self.next_memory_look = None;
+        }
+    }
+
+    fn suspend(&mut self) -> std::io::Result<()> {
+        if self.suspended.is_some() {
+            return Ok(());
+        }
+        match &self.work {
+            Some(work) => {
+                if let Err(error) = work.freeze(true) {
+                    let _ = work.freeze(false);
+                    return Err(error);
+                }
+            }
+            None => process::signal_all(Signal::STOP)?,
+        }
+        self.suspended = Some(Instant::now());
+        Ok(())
+    }
+
+    fn resume(&mut self) -> std::io::Result<()> {
+        let Some(since) = self.suspended else { return Ok(()) };
+        match &self.work {
+            Some(work) => work.freeze(false)?,
+            None => process::signal_all(Signal::CONT)?,
+        }
+        self.suspended = None;
+        // Time that stood still for a command does not count against it.
+        for running in self.running.values_mut() {
+            for at in [&mut running.deadline, &mut running.next_cpu_look] {
+                *at = at.map(|at| at + since.elapsed());
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns when something has to be looked at, though nothing happens.
+    fn next_deadline(&self) -> Option<Instant> {
+        if self.suspended.is_some() {
+            return None;
+        }
+        let each =
+            self.running.values().flat_map(|running| [running.deadline, running.next_cpu_look]);
+        each.chain([self.next_memory_look]).flatten().min()
+    }
+
+    /// Ends what has used up its time or memory.
+    fn watch(&mut self) {
+        let now = Instant::now();
+        if self.suspended.is_some() || self.next_deadline().is_none_or(|at| at > now) {
+            return;
+        }
+        let due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        let pids: Vec<Pid> = self.running.keys().copied().collect();
+        for pid in pids {
+            if due(self.running[&pid].deadline) {
+                self.stop(pid, StoppedBy::WallTime);
+            } else if due(self.running[&pid].next_cpu_look) {
+                self.look_at_cpu(pid, now);
+            }
+        }
+        if due(self.next_memory_look) {
+            self.look_at_memory(now);
+        }
+    }
+
+    /// Ends a command over its CPU time, or says when it can be over at the earliest.
+    fn look_at_cpu(&mut self, pid: Pid, now: Instant) {
+        let cpus = self.cpus;
+        let Some(running) = self.running.get_mut(&pid) else { return };
+        let Some(limit) = running.cpu_limit else { return };
+        let used = running.leaf.as_ref().and_then(Leaf::cpu).unwrap_or_else(|| {
+            let own = account::processes().into_iter().filter(|seen| seen.mark == running.mark);
+            own.map(|seen| seen.cpu).sum::<Duration>() + running.orphans_cpu
+        });
+        if used >= limit {
+            self.stop(pid, StoppedBy::CpuTime);
+        } else {
+            running.next_cpu_look = Some(now + ((limit - used) / cpus).max(CPU_INTERVAL));
+        }
+    }
+
+    /// Ends the command that holds most memory when all together hold too much.
+    fn look_at_memory(&mut self, now: Instant) {
+        let Some(limit) = self.plan.bounds.memory else { return };
+        self.next_memory_look = Some(now + MEMORY_INTERVAL);
+        let seen = account::processes();
+        if seen.iter().map(|seen| seen.resident).sum::<u64>() <= limit {
+            return;
+        }
+        let held = |running: &Running| {
+            let own = seen.iter().filter(|seen| seen.mark == running.mark);
+            own.map(|seen| seen.resident).sum::<u64>()
+        };
+        let largest = self.running.iter().max_by_key(|(_, running)| held(running));
+        match largest.map(|(pid, running)| (*pid, held(running))) {
+            Some((pid, held)) if held > 0 => self.stop(pid, StoppedBy::Memory),
+            // What holds it was left behind by commands that ended.
+            _ => {
+                let _ = process::signal_all(Signal::KILL);
+            }
+        }
+    }
+}
+
+fn answer(reply: &OwnedFd, result: std::io::Result<()>) {
+    let errno = result.err().map_or(0, |error| error.raw_os_error().unwrap_or(-1));
+    let _ = protocol::send(reply, &Done(errno), &[]);
+}
+
+fn micros(time: Duration) -> u64 {
+    time.as_micros().try_into().unwrap_or(u64::MAX)
+}
+
+/// Reports whether nothing more can be written, in bytes or in files.
+fn scratch_is_full() -> bool {
+    rustix::fs::statvfs(c"/tmp").is_ok_and(|fs| {
+        (fs.f_blocks > 0 && fs.f_bavail == 0) || (fs.f_files > 0 && fs.f_favail == 0)
+    })
+}
