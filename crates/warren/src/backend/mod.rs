@@ -1,0 +1,1 @@
+//! The ways of walling a sandbox off from the host.
