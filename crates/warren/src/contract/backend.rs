@@ -68,6 +68,9 @@ impl fmt::Debug for dyn IsolationBackend + '_ {
     }
 }
 
+/// A hundredth of a CPU is the least that the kernel's scheduler can hold: 1 ms in each 100 ms.
+const CPU_QUOTA_MILLIS: std::ops::RangeInclusive<u32> = 10..=10_000_000;
+
 /// What a caller asks of a creation beside the spec.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -83,6 +86,21 @@ pub struct CreateOptions {
 }
 
 impl CreateOptions {
+    /// Checks what can be checked without a host.
+    pub fn validate(&self) -> Result<(), SandboxError> {
+        if let Some(id) = &self.id {
+            id.validate()?;
+        }
+        match self.cpu_quota_millis {
+            Some(quota) if !CPU_QUOTA_MILLIS.contains(&quota) => Err(SandboxError::invalid(
+                "cpu_quota_millis",
+                format!("{quota} is not between 10 and 10000000"),
+                "1000 is one whole CPU",
+            )),
+            Some(_) | None => Ok(()),
+        }
+    }
+
     /// Returns the limits that must be enforced for creation to succeed: those demanded by name,
     /// and those of the spec that are not the default; without those that may be missing.
     pub fn required(&self, spec: &SandboxSpec) -> BTreeSet<Limit> {
@@ -168,6 +186,17 @@ pub struct BackendHealth {
 mod tests {
     use super::*;
     use crate::ResourceLimits;
+
+    #[test]
+    fn invalid_options_are_refused() {
+        CreateOptions::default().validate().unwrap();
+        let quota = |quota| CreateOptions { cpu_quota_millis: Some(quota), ..Default::default() };
+        quota(1_500).validate().unwrap();
+        assert!(quota(0).validate().is_err());
+        assert!(quota(u32::MAX).validate().is_err());
+        let id = SandboxId::from_string("a/b");
+        assert!(CreateOptions { id: Some(id), ..Default::default() }.validate().is_err());
+    }
 
     #[test]
     fn required_limits_are_those_asked_for_without_those_that_may_be_missing() {

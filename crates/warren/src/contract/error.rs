@@ -51,6 +51,14 @@ pub enum SandboxError {
         /// The name it was looked for by.
         id: String,
     },
+    /// There is something of this name already.
+    #[error("there is already a {what} `{id}`")]
+    AlreadyExists {
+        /// What: "sandbox".
+        what: &'static str,
+        /// Its name.
+        id: String,
+    },
     /// The sandbox has been destroyed.
     #[error("sandbox `{id}` has ended")]
     Ended {
@@ -168,6 +176,7 @@ impl SandboxError {
             Self::Unsupported { .. } => "unsupported",
             Self::LimitNotEnforceable { .. } => "limit_not_enforceable",
             Self::NotFound { .. } => "not_found",
+            Self::AlreadyExists { .. } => "already_exists",
             Self::Ended { .. } => "ended",
             Self::Suspended { .. } => "suspended",
             Self::Timeout { .. } => "timeout",
@@ -188,6 +197,7 @@ impl SandboxError {
                 Some(hint.as_str()).filter(|hint| !hint.is_empty())
             }
             Self::NotFound { .. } => Some("`warren ls` lists what there is"),
+            Self::AlreadyExists { .. } => Some("choose another name, or use what is there"),
             Self::Ended { .. } => Some("create a new sandbox"),
             Self::Suspended { .. } => Some("resume the sandbox first"),
             Self::Timeout { .. } => Some("try again, or allow more time"),
