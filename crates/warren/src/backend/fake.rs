@@ -1,0 +1,1068 @@
+//! A full backend with no kernel in it, for tests of everything above a backend.
+//!
+//! It can be told to fail or to stall at any [`Step`], counts what it makes and loses, and runs a
+//! tiny shell: `true`, `false`, `echo`, `exit N`, `sleep SECONDS`, `cat`, `env`, `pwd`, `yes`, and
+//! `sh -c` with a list of those, `;` between them, `'quotes'`, `$NAME` and `>&2`. Time is tokio's,
+//! so that a paused clock makes it instant. It isolates nothing and runs nothing on the host.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use chrono::{DateTime, Utc};
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use super::{Capture, Channel, ExecPlan, Room};
+use crate::{
+    BackendCapabilities, BackendHealth, Bound, Command, CreateOptions, EnforcedLimit, Enforcement,
+    ExecCause, ExecContext, ExecOutput, ExecReport, IsolationBackend, Limit, ProgramFault,
+    ResourceUsage, Result, Sandbox, SandboxCapabilities, SandboxError, SandboxId, SandboxSpec,
+    StreamOutput,
+};
+
+/// A step that can be told to fail or to stall.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Step {
+    /// [`IsolationBackend::probe`].
+    Probe,
+    /// [`IsolationBackend::create_sandbox`], before anything is made.
+    Create,
+    /// An exec of either kind, before the command starts.
+    Exec,
+    /// [`Sandbox::suspend`].
+    Suspend,
+    /// [`Sandbox::resume`].
+    Resume,
+    /// [`Sandbox::snapshot`].
+    Snapshot,
+    /// [`Sandbox::restore`].
+    Restore,
+    /// [`Sandbox::destroy`]; one that fails leaves the sandbox alive.
+    Destroy,
+    /// [`IsolationBackend::health_check`].
+    Health,
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Probe => "probe the host",
+            Self::Create => "create the sandbox",
+            Self::Exec => "run the command",
+            Self::Suspend => "suspend the sandbox",
+            Self::Resume => "resume the sandbox",
+            Self::Snapshot => "save the sandbox",
+            Self::Restore => "restore the sandbox",
+            Self::Destroy => "destroy the sandbox",
+            Self::Health => "check the health",
+        })
+    }
+}
+
+/// Which passes of a step are meant, counted from when the order was given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum When {
+    /// Every one.
+    Always,
+    /// The n-th alone; 1 is the next.
+    Nth(u64),
+}
+
+/// How many sandboxes and execs there were.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Sandboxes made.
+    pub created: u64,
+    /// Sandboxes destroyed.
+    pub destroyed: u64,
+    /// Sandboxes that died by themselves.
+    pub crashed: u64,
+    /// Sandboxes that live.
+    pub live: u64,
+    /// Execs begun.
+    pub execs: u64,
+    /// Execs that run.
+    pub running: u64,
+}
+
+/// What a scripted program does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Scripted {
+    /// How long it takes.
+    pub delay: Duration,
+    /// What it writes to stdout.
+    pub stdout: Vec<u8>,
+    /// What it writes to stderr.
+    pub stderr: Vec<u8>,
+    /// How it ends.
+    pub cause: ExecCause,
+}
+
+impl Default for Scripted {
+    fn default() -> Self {
+        Self {
+            delay: Duration::ZERO,
+            stdout: Vec::new(),
+            stderr: Vec::new(),
+            cause: ExecCause::Exited { code: 0 },
+        }
+    }
+}
+
+/// How sandboxes are named that nobody chose an id for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Ids {
+    /// `sbx-` and a random UUID.
+    #[default]
+    Random,
+    /// `sbx-1`, `sbx-2` and so on.
+    Sequential,
+}
+
+/// A backend with no kernel in it. Clones share everything.
+#[derive(Debug, Clone)]
+pub struct FakeBackend {
+    name: Arc<str>,
+    shared: Arc<Mutex<Shared>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    capabilities: BackendCapabilities,
+    ids: Ids,
+    next_id: u64,
+    orders: Vec<Order>,
+    stalled: HashMap<Step, u64>,
+    scripts: HashMap<String, Scripted>,
+    live: BTreeMap<SandboxId, Arc<Instance>>,
+    counts: Counts,
+    last_created: Option<DateTime<Utc>>,
+}
+
+#[derive(Debug)]
+struct Order {
+    step: Step,
+    when: When,
+    passed: u64,
+    action: Action,
+}
+
+#[derive(Debug, Clone)]
+enum Action {
+    Fail,
+    Stall(watch::Receiver<bool>, Arc<watch::Sender<bool>>),
+}
+
+impl Default for FakeBackend {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl FakeBackend {
+    /// Makes a backend called `fake` that claims to enforce everything.
+    pub fn new() -> Self {
+        Self::named("fake")
+    }
+
+    /// Makes one with another name, to have several.
+    pub fn named(name: &str) -> Self {
+        let capabilities = BackendCapabilities {
+            name: name.to_owned(),
+            filesystem_isolation: true,
+            network_isolation: true,
+            process_isolation: true,
+            resource_limits: true,
+            syscall_filtering: true,
+            persistent_sandboxes: true,
+            snapshots: true,
+            max_concurrent_sandboxes: None,
+            available_profiles: ["default", "strict", "permissive"].map(str::to_owned).to_vec(),
+            platform_features: Vec::new(),
+        };
+        Self {
+            name: name.into(),
+            shared: Arc::new(Mutex::new(Shared {
+                capabilities,
+                ids: Ids::default(),
+                next_id: 0,
+                orders: Vec::new(),
+                stalled: HashMap::new(),
+                scripts: HashMap::new(),
+                live: BTreeMap::new(),
+                counts: Counts::default(),
+                last_created: None,
+            })),
+        }
+    }
+
+    /// Changes what it claims to enforce, for sandboxes made from now on.
+    pub fn set_capabilities(&self, change: impl FnOnce(&mut BackendCapabilities)) {
+        change(&mut lock(&self.shared).capabilities);
+    }
+
+    /// Sets how sandboxes are named that nobody chose an id for.
+    pub fn set_ids(&self, ids: Ids) {
+        lock(&self.shared).ids = ids;
+    }
+
+    /// Tells a step to fail.
+    pub fn fail(&self, step: Step, when: When) {
+        lock(&self.shared).orders.push(Order { step, when, passed: 0, action: Action::Fail });
+    }
+
+    /// Tells a step to wait until it is [released](Self::release).
+    pub fn stall(&self, step: Step, when: When) {
+        let (release, released) = watch::channel(false);
+        let action = Action::Stall(released, Arc::new(release));
+        lock(&self.shared).orders.push(Order { step, when, passed: 0, action });
+    }
+
+    /// Lets go whoever waits at a step, and tells it to stall no more.
+    pub fn release(&self, step: Step) {
+        lock(&self.shared).orders.retain(|order| match &order.action {
+            Action::Stall(_, release) if order.step == step => {
+                release.send_replace(true);
+                false
+            }
+            Action::Stall(..) | Action::Fail => true,
+        });
+    }
+
+    /// Tells a step to fail no more.
+    pub fn heal(&self, step: Step) {
+        let fails = |order: &Order| order.step == step && matches!(order.action, Action::Fail);
+        lock(&self.shared).orders.retain(|order| !fails(order));
+    }
+
+    /// Returns how many calls wait at a step.
+    pub fn stalled(&self, step: Step) -> u64 {
+        lock(&self.shared).stalled.get(&step).copied().unwrap_or(0)
+    }
+
+    /// Sets what a program does instead of what the tiny shell would.
+    pub fn script(&self, program: &str, scripted: Scripted) {
+        lock(&self.shared).scripts.insert(program.to_owned(), scripted);
+    }
+
+    /// Lets a sandbox die by itself, as if its init had crashed. Tells whether it lived.
+    pub fn crash(&self, id: &SandboxId) -> bool {
+        let mut shared = lock(&self.shared);
+        let Some(instance) = shared.live.remove(id) else { return false };
+        instance.state.send_replace(State::Ended);
+        shared.counts.crashed += 1;
+        true
+    }
+
+    /// Returns how many sandboxes and execs there were.
+    pub fn counts(&self) -> Counts {
+        let shared = lock(&self.shared);
+        Counts { live: shared.live.len() as u64, ..shared.counts }
+    }
+
+    /// Passes a step: waits if it is to stall, then fails if it is to fail.
+    async fn pass(&self, step: Step) -> Result<()> {
+        let due = lock(&self.shared).due(step);
+        let mut fails = false;
+        for action in due {
+            match action {
+                Action::Fail => fails = true,
+                Action::Stall(mut released, _release) => {
+                    let _waiting = Waiting::new(self, step);
+                    // The sender is held above, so that waiting ends by a release alone.
+                    let _ = released.wait_for(|released| *released).await;
+                }
+            }
+        }
+        if fails {
+            return Err(SandboxError::Step {
+                step: step.to_string(),
+                path: None,
+                source: std::io::Error::other("the fake backend was told to fail"),
+            });
+        }
+        Ok(())
+    }
+
+    fn handle(&self, instance: Arc<Instance>) -> Box<dyn Sandbox> {
+        Box::new(FakeSandbox { backend: self.clone(), instance })
+    }
+}
+
+impl Shared {
+    /// Returns what is to happen at this pass of a step, and uses up the orders for it.
+    fn due(&mut self, step: Step) -> Vec<Action> {
+        let mut due = Vec::new();
+        for order in self.orders.iter_mut().filter(|order| order.step == step) {
+            order.passed += 1;
+            match order.when {
+                When::Always => due.push(order.action.clone()),
+                When::Nth(n) if n == order.passed => due.push(order.action.clone()),
+                When::Nth(_) => {}
+            }
+        }
+        // A stall that is waited for stays, so that it can be released.
+        self.orders.retain(|order| match (order.when, &order.action) {
+            (When::Nth(n), Action::Fail) => order.passed < n,
+            (When::Nth(_), Action::Stall(..)) | (When::Always, _) => true,
+        });
+        due
+    }
+
+    fn next_id(&mut self) -> SandboxId {
+        match self.ids {
+            Ids::Random => SandboxId::new(),
+            Ids::Sequential => {
+                self.next_id += 1;
+                SandboxId(format!("sbx-{}", self.next_id))
+            }
+        }
+    }
+
+    /// Makes the sandbox. Nothing waits from here to the handle, so nobody can give up half-way.
+    fn insert(&mut self, spec: &SandboxSpec, options: &CreateOptions) -> Result<Arc<Instance>> {
+        let id = options.id.clone().unwrap_or_else(|| self.next_id());
+        if self.live.contains_key(&id) {
+            return Err(SandboxError::AlreadyExists { what: "sandbox", id: id.0 });
+        }
+        let now = Utc::now();
+        let instance = Arc::new(Instance::new(id.clone(), &self.capabilities, spec, options, now));
+        self.live.insert(id, Arc::clone(&instance));
+        self.counts.created += 1;
+        self.last_created = Some(now);
+        Ok(instance)
+    }
+}
+
+/// Counts a call that waits at a step, for as long as it does.
+struct Waiting<'a> {
+    backend: &'a FakeBackend,
+    step: Step,
+}
+
+impl<'a> Waiting<'a> {
+    fn new(backend: &'a FakeBackend, step: Step) -> Self {
+        *lock(&backend.shared).stalled.entry(step).or_default() += 1;
+        Self { backend, step }
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        *lock(&self.backend.shared).stalled.entry(self.step).or_insert(1) -= 1;
+    }
+}
+
+#[async_trait]
+impl IsolationBackend for FakeBackend {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    async fn probe(&self) -> Result<BackendCapabilities, SandboxError> {
+        self.pass(Step::Probe).await?;
+        Ok(lock(&self.shared).capabilities.clone())
+    }
+
+    async fn create_sandbox(&self, spec: &SandboxSpec) -> Result<Box<dyn Sandbox>, SandboxError> {
+        self.create_sandbox_with(spec, &CreateOptions::default()).await
+    }
+
+    async fn create_sandbox_with(
+        &self,
+        spec: &SandboxSpec,
+        options: &CreateOptions,
+    ) -> Result<Box<dyn Sandbox>, SandboxError> {
+        spec.validate()?;
+        options.validate()?;
+        let claims = lock(&self.shared).capabilities.clone();
+        if !claims.available_profiles.contains(&spec.profile) {
+            return Err(SandboxError::invalid(
+                "profile",
+                format!("no profile is called `{}`", spec.profile),
+                format!("the profiles are {}", claims.available_profiles.join(", ")),
+            ));
+        }
+        if let Some(limit) = options.required(spec).first().copied()
+            && !claims.resource_limits
+        {
+            return Err(SandboxError::LimitNotEnforceable {
+                limit,
+                reason: "the fake backend was told that it has no limits".to_owned(),
+                hint: format!("accept a sandbox without it: --accept-missing {limit}"),
+            });
+        }
+        self.pass(Step::Create).await?;
+        let instance = lock(&self.shared).insert(spec, options)?;
+        Ok(self.handle(instance))
+    }
+
+    async fn list_sandboxes(&self) -> Result<Vec<SandboxId>, SandboxError> {
+        Ok(lock(&self.shared).live.keys().cloned().collect())
+    }
+
+    async fn get_sandbox(&self, id: &SandboxId) -> Result<Option<Box<dyn Sandbox>>, SandboxError> {
+        let found = lock(&self.shared).live.get(id).cloned();
+        Ok(found.map(|instance| self.handle(instance)))
+    }
+
+    async fn destroy_all(&self) -> Result<(), SandboxError> {
+        let all: Vec<_> = lock(&self.shared).live.values().cloned().collect();
+        let mut result = Ok(());
+        for instance in all {
+            if let Err(error) = self.handle(instance).destroy().await {
+                result = Err(error);
+            }
+        }
+        result
+    }
+
+    async fn health_check(&self) -> Result<BackendHealth, SandboxError> {
+        self.pass(Step::Health).await?;
+        let shared = lock(&self.shared);
+        Ok(BackendHealth {
+            healthy: true,
+            active_sandboxes: u32::try_from(shared.live.len()).unwrap_or(u32::MAX),
+            resource_utilization: 0.0,
+            warnings: Vec::new(),
+            last_sandbox_created: shared.last_created,
+        })
+    }
+}
+
+/// Where in its life a sandbox is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Running,
+    Suspended,
+    Ended,
+}
+
+#[derive(Debug)]
+struct Instance {
+    id: SandboxId,
+    spec: SandboxSpec,
+    capabilities: SandboxCapabilities,
+    enforcement: Enforcement,
+    snapshots: bool,
+    saved: Mutex<Vec<String>>,
+    started: Instant,
+    state: watch::Sender<State>,
+}
+
+impl Instance {
+    fn new(
+        id: SandboxId,
+        claims: &BackendCapabilities,
+        spec: &SandboxSpec,
+        options: &CreateOptions,
+        created_at: DateTime<Utc>,
+    ) -> Self {
+        let mut writable = vec![spec.workdir.clone()];
+        writable.extend(spec.allowed_paths_rw.iter().cloned());
+        let written = |bind: &&crate::BindMount| !bind.readonly;
+        writable.extend(spec.bind_mounts.iter().filter(written).map(|bind| bind.target.clone()));
+        let mut readable = writable.clone();
+        readable.extend(spec.allowed_paths_ro.iter().cloned());
+        let read = |bind: &&crate::BindMount| bind.readonly;
+        readable.extend(spec.bind_mounts.iter().filter(read).map(|bind| bind.target.clone()));
+        Self {
+            capabilities: SandboxCapabilities {
+                sandbox_id: id.to_string(),
+                backend: claims.name.clone(),
+                profile: spec.profile.clone(),
+                can_write_filesystem: true,
+                readable_paths: readable,
+                writable_paths: writable,
+                has_network: spec.network_enabled || !claims.network_isolation,
+                allowed_destinations: spec.allowed_network.clone(),
+                limits: spec.limits.clone(),
+                syscall_filter_active: claims.syscall_filtering,
+                blocked_syscall_categories: Vec::new(),
+                is_persistent: claims.persistent_sandboxes,
+                created_at,
+                time_remaining_ms: None,
+            },
+            enforcement: receipt(claims, spec, options),
+            id,
+            spec: spec.clone(),
+            snapshots: claims.snapshots,
+            saved: Mutex::default(),
+            started: Instant::now(),
+            state: watch::Sender::new(State::Running),
+        }
+    }
+
+    fn check_alive(&self) -> Result<State> {
+        match *self.state.borrow() {
+            State::Ended => Err(SandboxError::Ended { id: self.id.clone() }),
+            state @ (State::Running | State::Suspended) => Ok(state),
+        }
+    }
+
+    fn turn(&self, state: State) -> Result<()> {
+        self.check_alive()?;
+        self.state.send_if_modified(|now| {
+            let changes = *now != state && *now != State::Ended;
+            if changes {
+                *now = state;
+            }
+            changes
+        });
+        self.check_alive().map(drop)
+    }
+}
+
+fn receipt(
+    claims: &BackendCapabilities,
+    spec: &SandboxSpec,
+    options: &CreateOptions,
+) -> Enforcement {
+    if !claims.resource_limits {
+        let warnings = vec!["no limit is enforced".to_owned()];
+        return Enforcement { warnings, ..Enforcement::default() };
+    }
+    let quota = options.cpu_quota_millis.map(u64::from);
+    let limits = Limit::ALL.into_iter().filter_map(|limit| {
+        let value = if limit == Limit::CpuQuota { quota } else { spec.limits.get(limit) };
+        Some(EnforcedLimit { limit, value: value?, bound: Bound::Exact, by: "fake".to_owned() })
+    });
+    Enforcement { limits: limits.collect(), ..Enforcement::default() }
+}
+
+/// A handle on one sandbox of the fake backend.
+#[derive(Debug)]
+struct FakeSandbox {
+    backend: FakeBackend,
+    instance: Arc<Instance>,
+}
+
+impl FakeSandbox {
+    async fn run(
+        &self,
+        cmd: &Command,
+        ctx: &ExecContext,
+        output_tx: Option<mpsc::Sender<StreamOutput>>,
+    ) -> Result<ExecReport> {
+        let instance = &self.instance;
+        let plan = ExecPlan::new(&instance.spec, cmd, ctx)?;
+        self.check_running()?;
+        self.backend.pass(Step::Exec).await?;
+        self.check_running()?;
+        let script = self.parse(&plan)?;
+        let _running = Running::new(&self.backend);
+        let started = Instant::now();
+        let max = instance.spec.limits.max_output_bytes;
+        let mut shell = Shell {
+            plan: &plan,
+            capture: Capture::new(max, ctx, output_tx.is_some()),
+            output_tx,
+            state: instance.state.subscribe(),
+            left: plan.timeout.unwrap_or(Duration::MAX),
+        };
+        let cause = match shell.run(script).await {
+            Ok(code) => ExecCause::Exited { code },
+            Err(cause) => cause,
+        };
+        if let Some(output_tx) = shell.output_tx {
+            let _ = output_tx.send(StreamOutput::Exit { code: cause.exit_code() }).await;
+        }
+        let duration = started.elapsed();
+        let wall_time_ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        let output = ExecOutput {
+            stdout: shell.capture.stdout,
+            stderr: shell.capture.stderr,
+            duration,
+            resource_usage: Some(ResourceUsage { wall_time_ms, ..ResourceUsage::default() }),
+            ..ExecOutput::default()
+        };
+        Ok(ExecReport::new(output, cause))
+    }
+
+    fn check_running(&self) -> Result<()> {
+        match self.instance.check_alive()? {
+            State::Suspended => Err(SandboxError::Suspended { id: self.instance.id.clone() }),
+            State::Running | State::Ended => Ok(()),
+        }
+    }
+
+    /// Reads what is to be done, before any of it is done.
+    fn parse(&self, plan: &ExecPlan) -> Result<Vec<Statement>> {
+        if let Some(scripted) = lock(&self.backend.shared).scripts.get(&plan.program) {
+            return Ok(vec![Statement {
+                action: Do::Scripted(scripted.clone()),
+                to: Channel::Stdout,
+            }]);
+        }
+        let not_found = |program: &str| SandboxError::Program {
+            program: program.to_owned(),
+            kind: ProgramFault::NotFound,
+            source: std::io::Error::from(std::io::ErrorKind::NotFound),
+        };
+        let base = plan.program.rsplit('/').next().unwrap_or_default();
+        match (base, plan.args.as_slice()) {
+            ("sh", [flag, script, ..]) if flag == "-c" => Ok(split(script, plan)),
+            _ => {
+                let words = std::iter::once(base).chain(plan.args.iter().map(String::as_str));
+                let action = Do::parse(&words.map(str::to_owned).collect::<Vec<_>>());
+                let action = action.ok_or_else(|| not_found(&plan.program))?;
+                Ok(vec![Statement { action, to: Channel::Stdout }])
+            }
+        }
+    }
+}
+
+/// Counts an exec that runs, for as long as it does.
+struct Running<'a>(&'a FakeBackend);
+
+impl<'a> Running<'a> {
+    fn new(backend: &'a FakeBackend) -> Self {
+        let mut shared = lock(&backend.shared);
+        shared.counts.execs += 1;
+        shared.counts.running += 1;
+        Self(backend)
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.shared).counts.running -= 1;
+    }
+}
+
+/// One command of the tiny shell.
+#[derive(Debug)]
+struct Statement {
+    action: Do,
+    to: Channel,
+}
+
+#[derive(Debug)]
+enum Do {
+    Write(Vec<u8>),
+    Exit(i32),
+    Fail,
+    Sleep(Duration),
+    Cat,
+    Env,
+    Pwd,
+    Yes,
+    Unknown(String),
+    Scripted(Scripted),
+}
+
+impl Do {
+    fn parse(words: &[String]) -> Option<Self> {
+        let (program, args) = words.split_first()?;
+        Some(match program.as_str() {
+            "true" | ":" => Self::Write(Vec::new()),
+            "false" => Self::Fail,
+            "echo" => Self::Write(format!("{}\n", args.join(" ")).into_bytes()),
+            "exit" => Self::Exit(args.first().and_then(|code| code.parse().ok()).unwrap_or(0)),
+            "sleep" => Self::Sleep(parse_sleep(args.first()?)?),
+            "cat" => Self::Cat,
+            "env" => Self::Env,
+            "pwd" => Self::Pwd,
+            "yes" => Self::Yes,
+            _ => return None,
+        })
+    }
+}
+
+fn parse_sleep(text: &str) -> Option<Duration> {
+    let (number, unit) = match text.strip_suffix("ms") {
+        Some(number) => (number, 0.001),
+        None => (text, 1.0),
+    };
+    Duration::try_from_secs_f64(number.parse::<f64>().ok()? * unit).ok()
+}
+
+/// Splits a script into statements: `;` and newlines between them, `'quotes'`, `$NAME`, `>&2`.
+fn split(script: &str, plan: &ExecPlan) -> Vec<Statement> {
+    let mut statements = Vec::new();
+    for line in script.split([';', '\n']) {
+        let mut to = Channel::Stdout;
+        let mut words = Vec::new();
+        for word in line.split_whitespace() {
+            if word == ">&2" {
+                to = Channel::Stderr;
+            } else if let Some(plain) = word.strip_prefix('\'').and_then(|w| w.strip_suffix('\'')) {
+                words.push(plain.to_owned());
+            } else if let Some(name) = word.strip_prefix('$') {
+                words.push(plan.env.get(name).cloned().unwrap_or_default());
+            } else {
+                words.push(word.to_owned());
+            }
+        }
+        if let Some(program) = words.first() {
+            let action = Do::parse(&words).unwrap_or_else(|| Do::Unknown(program.clone()));
+            statements.push(Statement { action, to });
+        }
+    }
+    statements
+}
+
+/// One run of the tiny shell.
+struct Shell<'a> {
+    plan: &'a ExecPlan,
+    capture: Capture,
+    output_tx: Option<mpsc::Sender<StreamOutput>>,
+    state: watch::Receiver<State>,
+    /// What is left of its time; it stands still while the sandbox is suspended.
+    left: Duration,
+}
+
+impl Shell<'_> {
+    /// Runs the statements and returns the exit code, or why it had to end.
+    async fn run(&mut self, script: Vec<Statement>) -> Result<i32, ExecCause> {
+        let mut code = 0;
+        for Statement { action, to } in script {
+            // One turn of the scheduler each, so that a script never hogs the thread.
+            self.sleep(Duration::ZERO).await?;
+            code = 0;
+            match action {
+                Do::Write(bytes) => self.write(to, &bytes).await?,
+                Do::Exit(code) => return Ok(code),
+                Do::Fail => code = 1,
+                Do::Sleep(time) => self.sleep(time).await?,
+                Do::Cat => {
+                    let stdin = self.plan.stdin.clone().unwrap_or_default();
+                    self.write(to, &stdin).await?;
+                }
+                Do::Env => {
+                    let env = self.plan.env.iter().map(|(name, value)| format!("{name}={value}\n"));
+                    let env = env.collect::<String>();
+                    self.write(to, env.as_bytes()).await?;
+                }
+                Do::Pwd => {
+                    let workdir = format!("{}\n", self.plan.workdir.display());
+                    self.write(to, workdir.as_bytes()).await?;
+                }
+                Do::Yes => loop {
+                    self.write(to, &b"y\n".repeat(4_096)).await?;
+                    self.sleep(Duration::from_millis(1)).await?;
+                },
+                Do::Unknown(program) => {
+                    let complaint = format!("sh: {program}: not found\n");
+                    self.write(Channel::Stderr, complaint.as_bytes()).await?;
+                    code = 127;
+                }
+                Do::Scripted(scripted) => {
+                    self.sleep(scripted.delay).await?;
+                    self.write(Channel::Stdout, &scripted.stdout).await?;
+                    self.write(Channel::Stderr, &scripted.stderr).await?;
+                    match scripted.cause {
+                        ExecCause::Exited { code: own } => code = own,
+                        cause => return Err(cause),
+                    }
+                }
+            }
+        }
+        Ok(code)
+    }
+
+    async fn write(&mut self, to: Channel, bytes: &[u8]) -> Result<(), ExecCause> {
+        let room = self.capture.take(to, bytes);
+        while let Some(piece) = self.capture.pending.pop_front() {
+            if let Some(output_tx) = &self.output_tx
+                && output_tx.send(piece).await.is_err()
+            {
+                self.output_tx = None;
+            }
+        }
+        match room {
+            Room::Left => Ok(()),
+            Room::Exceeded => Err(ExecCause::OutputLimit),
+        }
+    }
+
+    /// Lets time pass that the sandbox lives through: none passes while it is suspended.
+    async fn sleep(&mut self, mut time: Duration) -> Result<(), ExecCause> {
+        loop {
+            let state = *self.state.borrow_and_update();
+            match state {
+                State::Running => {}
+                State::Suspended => {
+                    // The instance holds the sender for as long as this runs.
+                    let _ = self.state.changed().await;
+                    continue;
+                }
+                State::Ended => {
+                    let reason = "the sandbox was destroyed".to_owned();
+                    return Err(ExecCause::KilledByPolicy { reason });
+                }
+            }
+            let began = Instant::now();
+            let due = tokio::select! {
+                () = tokio::time::sleep(time.min(self.left)) => true,
+                _ = self.state.changed() => false,
+            };
+            let passed = began.elapsed();
+            let out_of_time = due && self.left < time;
+            self.left = self.left.saturating_sub(passed);
+            time = time.saturating_sub(passed);
+            if out_of_time || self.left.is_zero() {
+                return Err(ExecCause::TimedOut);
+            }
+            if due {
+                return Ok(());
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Sandbox for FakeSandbox {
+    fn id(&self) -> &SandboxId {
+        &self.instance.id
+    }
+
+    fn capabilities(&self) -> &SandboxCapabilities {
+        &self.instance.capabilities
+    }
+
+    async fn exec(&self, cmd: &Command, ctx: &ExecContext) -> Result<ExecOutput, SandboxError> {
+        Ok(self.run(cmd, ctx, None).await?.output)
+    }
+
+    async fn exec_streaming(
+        &self,
+        cmd: &Command,
+        ctx: &ExecContext,
+        output_tx: mpsc::Sender<StreamOutput>,
+    ) -> Result<ExecOutput, SandboxError> {
+        Ok(self.run(cmd, ctx, Some(output_tx)).await?.output)
+    }
+
+    async fn exec_report(
+        &self,
+        cmd: &Command,
+        ctx: &ExecContext,
+    ) -> Result<ExecReport, SandboxError> {
+        self.run(cmd, ctx, None).await
+    }
+
+    async fn is_alive(&self) -> bool {
+        self.instance.check_alive().is_ok()
+    }
+
+    async fn suspend(&self) -> Result<(), SandboxError> {
+        self.instance.check_alive()?;
+        self.backend.pass(Step::Suspend).await?;
+        self.instance.turn(State::Suspended)
+    }
+
+    async fn resume(&self) -> Result<(), SandboxError> {
+        self.instance.check_alive()?;
+        self.backend.pass(Step::Resume).await?;
+        self.instance.turn(State::Running)
+    }
+
+    async fn snapshot(&self, name: &str) -> Result<String, SandboxError> {
+        self.check_snapshots()?;
+        self.backend.pass(Step::Snapshot).await?;
+        let mut saved = lock(&self.instance.saved);
+        let id = format!("snap-{}-{}-{name}", self.instance.id, saved.len() + 1);
+        saved.push(id.clone());
+        Ok(id)
+    }
+
+    async fn restore(&self, snapshot_id: &str) -> Result<(), SandboxError> {
+        self.check_snapshots()?;
+        if !lock(&self.instance.saved).iter().any(|saved| saved == snapshot_id) {
+            return Err(SandboxError::NotFound { what: "snapshot", id: snapshot_id.to_owned() });
+        }
+        self.backend.pass(Step::Restore).await
+    }
+
+    async fn destroy(&self) -> Result<(), SandboxError> {
+        if self.instance.check_alive().is_err() {
+            return Ok(());
+        }
+        self.backend.pass(Step::Destroy).await?;
+        let mut shared = lock(&self.backend.shared);
+        // Somebody else may have come first while this waited.
+        if self.instance.state.send_replace(State::Ended) != State::Ended {
+            shared.live.remove(&self.instance.id);
+            shared.counts.destroyed += 1;
+        }
+        Ok(())
+    }
+
+    async fn resource_usage(&self) -> Result<ResourceUsage, SandboxError> {
+        self.instance.check_alive()?;
+        let wall = self.instance.started.elapsed().as_millis();
+        let wall_time_ms = u64::try_from(wall).unwrap_or(u64::MAX);
+        Ok(ResourceUsage { wall_time_ms, ..ResourceUsage::default() })
+    }
+
+    fn enforcement(&self) -> Enforcement {
+        self.instance.enforcement.clone()
+    }
+}
+
+impl FakeSandbox {
+    fn check_snapshots(&self) -> Result<()> {
+        self.instance.check_alive()?;
+        if self.instance.snapshots {
+            return Ok(());
+        }
+        Err(SandboxError::Unsupported {
+            feature: "snapshots".to_owned(),
+            backend: self.backend.name.to_string(),
+            hint: "choose a backend that has snapshots".to_owned(),
+        })
+    }
+}
+
+/// Locks; a panic elsewhere leaves plain values behind that are as good as before.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn create(backend: &FakeBackend) -> Result<Box<dyn Sandbox>> {
+        backend.create_sandbox(&SandboxSpec::default()).await
+    }
+
+    fn context() -> ExecContext {
+        ExecContext::default()
+    }
+
+    #[tokio::test]
+    async fn a_step_fails_at_the_pass_it_was_told_to_and_at_no_other() {
+        let backend = FakeBackend::new();
+        backend.fail(Step::Create, When::Nth(2));
+        let outcomes = [
+            create(&backend).await.is_ok(),
+            create(&backend).await.is_ok(),
+            create(&backend).await.is_ok(),
+        ];
+        assert_eq!(outcomes, [true, false, true]);
+        assert_eq!(backend.counts(), Counts { created: 2, live: 2, ..Counts::default() });
+
+        backend.fail(Step::Destroy, When::Always);
+        let id = &backend.list_sandboxes().await.unwrap()[0];
+        let sandbox = backend.get_sandbox(id).await.unwrap().unwrap();
+        assert!(sandbox.destroy().await.is_err() && sandbox.destroy().await.is_err());
+        assert!(sandbox.is_alive().await, "one that was not destroyed can be tried again");
+        backend.heal(Step::Destroy);
+        sandbox.destroy().await.unwrap();
+        assert_eq!((backend.counts().destroyed, backend.counts().live), (1, 1));
+    }
+
+    #[tokio::test]
+    async fn every_step_can_be_told_to_fail() {
+        let backend = FakeBackend::new();
+        let sandbox = create(&backend).await.unwrap();
+        let saved = sandbox.snapshot("s").await.unwrap();
+        let steps = [
+            Step::Probe,
+            Step::Create,
+            Step::Exec,
+            Step::Suspend,
+            Step::Resume,
+            Step::Snapshot,
+            Step::Restore,
+            Step::Destroy,
+            Step::Health,
+        ];
+        for step in steps {
+            backend.fail(step, When::Nth(1));
+            let error = match step {
+                Step::Probe => backend.probe().await.map(drop),
+                Step::Create => create(&backend).await.map(drop),
+                Step::Exec => sandbox.exec(&Command::new("true"), &context()).await.map(drop),
+                Step::Suspend => sandbox.suspend().await,
+                Step::Resume => sandbox.resume().await,
+                Step::Snapshot => sandbox.snapshot("t").await.map(drop),
+                Step::Restore => sandbox.restore(&saved).await,
+                Step::Destroy => sandbox.destroy().await,
+                Step::Health => backend.health_check().await.map(drop),
+            };
+            assert_eq!(error.unwrap_err().to_string(), format!("cannot {step}"));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stalled_step_goes_on_when_it_is_released() {
+        let backend = FakeBackend::new();
+        backend.stall(Step::Create, When::Always);
+        let release = async {
+            while backend.stalled(Step::Create) < 2 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            assert_eq!(backend.counts().live, 0);
+            backend.release(Step::Create);
+        };
+        let (first, second, ()) = tokio::join!(create(&backend), create(&backend), release);
+        assert!(first.is_ok() && second.is_ok());
+        assert_eq!((backend.stalled(Step::Create), backend.counts().live), (0, 2));
+        create(&backend).await.expect("and stalls no more");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_creation_that_is_given_up_leaves_nothing() {
+        let backend = FakeBackend::new();
+        backend.stall(Step::Create, When::Always);
+        let given_up = tokio::time::timeout(Duration::from_secs(1), create(&backend)).await;
+        assert!(given_up.is_err());
+        assert_eq!(backend.stalled(Step::Create), 0);
+        backend.release(Step::Create);
+        assert_eq!(backend.counts(), Counts::default());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_exec_that_is_given_up_runs_no_more() {
+        let backend = FakeBackend::new();
+        let sandbox = create(&backend).await.unwrap();
+        let command = Command::new("sleep").args(["60"]);
+        let context = context();
+        let exec = sandbox.exec(&command, &context);
+        assert!(tokio::time::timeout(Duration::from_secs(1), exec).await.is_err());
+        assert_eq!((backend.counts().execs, backend.counts().running), (1, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_scripted_program_does_what_it_was_told() {
+        let backend = FakeBackend::new();
+        let scripted = Scripted {
+            delay: Duration::from_secs(3),
+            stdout: b"out".to_vec(),
+            stderr: b"err".to_vec(),
+            cause: ExecCause::OutOfMemory,
+        };
+        backend.script("python3", scripted);
+        let sandbox = create(&backend).await.unwrap();
+        let report = sandbox.exec_report(&Command::new("python3"), &context()).await.unwrap();
+        assert_eq!(report.cause, ExecCause::OutOfMemory);
+        assert_eq!((report.output.stdout, report.output.stderr), (b"out".into(), b"err".into()));
+        assert!(report.output.resource_limited && report.output.duration.as_secs() == 3);
+    }
+
+    #[tokio::test]
+    async fn ids_are_counted_up_when_asked() {
+        let backend = FakeBackend::new();
+        backend.set_ids(Ids::Sequential);
+        create(&backend).await.unwrap();
+        create(&backend).await.unwrap();
+        let ids = backend.list_sandboxes().await.unwrap();
+        assert_eq!(ids.iter().map(SandboxId::as_str).collect::<Vec<_>>(), ["sbx-1", "sbx-2"]);
+    }
+
+    #[tokio::test]
+    async fn a_sandbox_that_crashed_is_gone() {
+        let backend = FakeBackend::new();
+        let sandbox = create(&backend).await.unwrap();
+        assert!(backend.crash(sandbox.id()));
+        assert!(!backend.crash(sandbox.id()) && !sandbox.is_alive().await);
+        let counts = backend.counts();
+        assert_eq!((counts.created, counts.crashed, counts.destroyed, counts.live), (1, 1, 0, 0));
+    }
+}

@@ -1,0 +1,254 @@
+//! What can go wrong, and what the caller can do about it.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::{Limit, SandboxId};
+
+/// A result whose error is a [`SandboxError`] unless it says otherwise.
+pub type Result<T, E = SandboxError> = std::result::Result<T, E>;
+
+/// Why a call failed: the variant says what the caller can do, the message what was tried, the
+/// source what the kernel said.
+#[derive(Debug, thiserror::Error)]
+pub enum SandboxError {
+    /// What was asked for makes no sense; found before anything was created.
+    #[error("invalid {field}: {reason}")]
+    InvalidSpec {
+        /// The field, as in `bind_mounts[2].target`.
+        field: String,
+        /// What is wrong with it.
+        reason: String,
+        /// How to put it right.
+        hint: String,
+    },
+    /// The backend, or this host, cannot do what was asked.
+    #[error("the {backend} backend does not support {feature} here")]
+    Unsupported {
+        /// What was asked.
+        feature: String,
+        /// Who cannot do it.
+        backend: String,
+        /// What would help.
+        hint: String,
+    },
+    /// A limit that was asked for cannot be enforced on this host.
+    #[error("cannot enforce the limit `{limit}`: {reason}")]
+    LimitNotEnforceable {
+        /// The limit.
+        limit: Limit,
+        /// Why not.
+        reason: String,
+        /// What would help.
+        hint: String,
+    },
+    /// There is nothing of this name, or it is not the caller's.
+    #[error("no {what} `{id}`")]
+    NotFound {
+        /// What was looked for: "sandbox".
+        what: &'static str,
+        /// The name it was looked for by.
+        id: String,
+    },
+    /// There is something of this name already.
+    #[error("there is already a {what} `{id}`")]
+    AlreadyExists {
+        /// What: "sandbox".
+        what: &'static str,
+        /// Its name.
+        id: String,
+    },
+    /// The sandbox has been destroyed.
+    #[error("sandbox `{id}` has ended")]
+    Ended {
+        /// The sandbox.
+        id: SandboxId,
+    },
+    /// The sandbox is suspended, so nothing can run in it.
+    #[error("sandbox `{id}` is suspended")]
+    Suspended {
+        /// The sandbox.
+        id: SandboxId,
+    },
+    /// Something of ours took too long. (A command that takes too long is no error.)
+    #[error("{what} took longer than {after:?}")]
+    Timeout {
+        /// What took too long: "creating the sandbox".
+        what: String,
+        /// How long it was given.
+        after: Duration,
+    },
+    /// One step of the work failed: "cannot mount the overlay on /run/warren/k3f9a2vx/root".
+    #[error("cannot {step}{}", on(path.as_ref()))]
+    Step {
+        /// What was tried, as a verb: "mount the overlay on".
+        step: String,
+        /// What it was tried on.
+        path: Option<PathBuf>,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A command could not be started.
+    #[error("cannot run `{program}`: {}", kind.reason())]
+    Program {
+        /// The program that was asked for.
+        program: String,
+        /// Why not.
+        kind: ProgramFault,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Something is larger than it may be.
+    #[error("{what} is larger than {limit} bytes")]
+    TooLarge {
+        /// What.
+        what: String,
+        /// How large it may be.
+        limit: u64,
+    },
+    /// A bug of ours, or a sandbox that answered nonsense.
+    #[error("internal error: {message}")]
+    Internal {
+        /// What happened.
+        message: String,
+    },
+}
+
+/// Why a command could not be started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ProgramFault {
+    /// There is no such program.
+    NotFound,
+    /// There is one, and it cannot be executed.
+    NotExecutable,
+    /// The directory to run it in cannot be entered.
+    Workdir,
+    /// The host or the sandbox has no room for one more process.
+    NoProcess,
+    /// Anything else.
+    Other,
+}
+
+impl ProgramFault {
+    /// Returns the exit code that a shell gives for this: 127, or 126.
+    pub fn exit_code(self) -> i32 {
+        match self {
+            Self::NotFound => 127,
+            Self::NotExecutable | Self::Workdir | Self::NoProcess | Self::Other => 126,
+        }
+    }
+
+    fn reason(self) -> &'static str {
+        match self {
+            Self::NotFound => "no such program in the sandbox",
+            Self::NotExecutable => "it cannot be executed",
+            Self::Workdir => "its working directory cannot be entered",
+            Self::NoProcess => "no process could be started",
+            Self::Other => "it could not be started",
+        }
+    }
+}
+
+fn on(path: Option<&PathBuf>) -> String {
+    path.map(|path| format!(" {}", path.display())).unwrap_or_default()
+}
+
+impl SandboxError {
+    /// Makes a [`SandboxError::InvalidSpec`].
+    pub fn invalid(
+        field: impl Into<String>,
+        reason: impl Into<String>,
+        hint: impl Into<String>,
+    ) -> Self {
+        Self::InvalidSpec { field: field.into(), reason: reason.into(), hint: hint.into() }
+    }
+
+    /// Makes a [`SandboxError::Step`]: "cannot {step} {path}".
+    pub fn step(step: impl Into<String>, path: impl Into<PathBuf>, source: io::Error) -> Self {
+        Self::Step { step: step.into(), path: Some(path.into()), source }
+    }
+
+    /// Returns the stable name of the variant, for programs.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::InvalidSpec { .. } => "invalid_spec",
+            Self::Unsupported { .. } => "unsupported",
+            Self::LimitNotEnforceable { .. } => "limit_not_enforceable",
+            Self::NotFound { .. } => "not_found",
+            Self::AlreadyExists { .. } => "already_exists",
+            Self::Ended { .. } => "ended",
+            Self::Suspended { .. } => "suspended",
+            Self::Timeout { .. } => "timeout",
+            Self::Step { .. } => "step_failed",
+            Self::Program { kind: ProgramFault::NotFound, .. } => "program_not_found",
+            Self::Program { .. } => "program_not_executable",
+            Self::TooLarge { .. } => "too_large",
+            Self::Internal { .. } => "internal",
+        }
+    }
+
+    /// Returns what the caller could do about it, for people.
+    pub fn hint(&self) -> Option<&str> {
+        match self {
+            Self::InvalidSpec { hint, .. }
+            | Self::Unsupported { hint, .. }
+            | Self::LimitNotEnforceable { hint, .. } => {
+                Some(hint.as_str()).filter(|hint| !hint.is_empty())
+            }
+            Self::NotFound { .. } => Some("`warren ls` lists what there is"),
+            Self::AlreadyExists { .. } => Some("choose another name, or use what is there"),
+            Self::Ended { .. } => Some("create a new sandbox"),
+            Self::Suspended { .. } => Some("resume the sandbox first"),
+            Self::Timeout { .. } => Some("try again, or allow more time"),
+            Self::Step { .. } => Some("`warren doctor` shows what this host lacks"),
+            Self::Program { kind, .. } => Some(match kind {
+                ProgramFault::NotFound => {
+                    "only programs inside the sandbox can run; check the name and its PATH"
+                }
+                ProgramFault::NotExecutable => {
+                    "check that it is a program for this machine and has its x bit"
+                }
+                ProgramFault::Workdir => "the directory must exist inside the sandbox",
+                ProgramFault::NoProcess => "raise the limit on processes, or wait for some to end",
+                ProgramFault::Other => return None,
+            }),
+            Self::TooLarge { .. } => Some("pass it through a file or stdin"),
+            Self::Internal { .. } => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn display_leaves_the_source_to_whoever_walks_the_chain() {
+        let source = || io::Error::other("EPERM");
+        for (error, shown) in [
+            (
+                SandboxError::step("mount the overlay on", "/run/x", source()),
+                "cannot mount the overlay on /run/x",
+            ),
+            (
+                SandboxError::Step { step: "fork".into(), path: None, source: source() },
+                "cannot fork",
+            ),
+            (
+                SandboxError::Program {
+                    program: "nope".into(),
+                    kind: ProgramFault::NotFound,
+                    source: source(),
+                },
+                "cannot run `nope`: no such program in the sandbox",
+            ),
+        ] {
+            assert_eq!(error.to_string(), shown);
+            assert_eq!(error.source().map(ToString::to_string).as_deref(), Some("EPERM"));
+            assert!(anyhow::Error::from(error).chain().count() == 2);
+        }
+    }
+}

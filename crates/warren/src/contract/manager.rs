@@ -1,0 +1,129 @@
+//! The front door: who may use which sandbox, for how long.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    AttachRequest, AttachResult, PoolConfig, Result, Sandbox, SandboxError, SandboxId,
+    SandboxSelectionOptions, SandboxSession, SandboxSpec, SessionTimeouts,
+};
+
+/// Gives sandboxes to clients and takes them back, by the rules of the contract.
+#[async_trait]
+pub trait SandboxManager: Send + Sync {
+    /// Gives a client a sandbox that fits the spec and the options, and begins a session on it.
+    async fn acquire(
+        &self,
+        spec: &SandboxSpec,
+        options: &SandboxSelectionOptions,
+        client_id: &str,
+    ) -> Result<(SandboxSession, Arc<dyn Sandbox>), SandboxError>;
+
+    /// Gives a sandbox back; kept alive, it waits for the same client.
+    async fn release(&self, session: &SandboxSession, keep_alive: bool)
+    -> Result<(), SandboxError>;
+
+    /// Joins a sandbox by its id.
+    async fn attach(&self, request: AttachRequest) -> Result<AttachResult, SandboxError>;
+
+    /// Leaves a sandbox; its processes go on.
+    async fn detach(&self, session: &SandboxSession) -> Result<(), SandboxError>;
+
+    /// Stops every process of the session's sandbox.
+    async fn suspend(&self, session: &SandboxSession) -> Result<(), SandboxError>;
+
+    /// Lets the processes of the session's sandbox continue.
+    async fn resume(&self, session: &SandboxSession) -> Result<SandboxSession, SandboxError>;
+
+    /// Ends a session, and with the last one its sandbox.
+    async fn terminate(&self, session: &SandboxSession) -> Result<(), SandboxError>;
+
+    /// Returns all sessions.
+    async fn list_sessions(&self) -> Result<Vec<SandboxSession>, SandboxError>;
+
+    /// Returns the session with this id.
+    async fn get_session(&self, session_id: &str) -> Result<Option<SandboxSession>, SandboxError>;
+
+    /// Returns a session on this sandbox.
+    async fn get_session_by_sandbox(
+        &self,
+        sandbox_id: &SandboxId,
+    ) -> Result<Option<SandboxSession>, SandboxError>;
+
+    /// Returns the client's active session.
+    async fn get_session_by_client(
+        &self,
+        client_id: &str,
+    ) -> Result<Option<SandboxSession>, SandboxError>;
+
+    /// Returns the sandbox with this id.
+    async fn get_sandbox(
+        &self,
+        sandbox_id: &SandboxId,
+    ) -> Result<Option<Arc<dyn Sandbox>>, SandboxError>;
+
+    /// Sets which sandbox is used when a caller names none.
+    async fn set_default_sandbox(&self, sandbox_id: Option<SandboxId>) -> Result<(), SandboxError>;
+
+    /// Returns which sandbox is used when a caller names none.
+    async fn get_default_sandbox(&self) -> Option<SandboxId>;
+
+    /// Ends what timed out and returns how many sessions that were.
+    async fn cleanup_expired(&self) -> Result<u64, SandboxError>;
+
+    /// Returns the statistics of this moment.
+    async fn stats(&self) -> SandboxManagerStats;
+
+    /// Tells whether at least one backend works.
+    async fn health(&self) -> Result<bool, SandboxError>;
+}
+
+/// How a manager behaves.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SandboxManagerConfig {
+    /// How many sandboxes there may be at once.
+    pub max_sandboxes: u32,
+    /// How many are kept warm.
+    pub pool: PoolConfig,
+    /// The timeouts of each new session.
+    pub default_timeouts: SessionTimeouts,
+    /// How often what timed out is ended.
+    pub cleanup_interval: Duration,
+}
+
+impl Default for SandboxManagerConfig {
+    fn default() -> Self {
+        Self {
+            max_sandboxes: 100,
+            pool: PoolConfig::default(),
+            default_timeouts: SessionTimeouts::default(),
+            cleanup_interval: Duration::from_secs(60),
+        }
+    }
+}
+
+/// The statistics of one moment.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SandboxManagerStats {
+    /// Sandboxes made since the start.
+    pub sandboxes_created: u64,
+    /// Sandboxes that live.
+    pub active_sandboxes: u64,
+    /// Sessions that are active.
+    pub active_sessions: u64,
+    /// Sessions that are detached.
+    pub detached_sessions: u64,
+    /// Warm sandboxes that wait.
+    pub pool_size: u64,
+    /// Claims that the pool could serve, 0 to 1.
+    pub pool_hit_rate: f64,
+    /// How long a creation takes on average.
+    pub avg_creation_time_ms: f64,
+    /// Sandboxes destroyed because a session timed out.
+    pub timeout_destroys: u64,
+}

@@ -1,0 +1,33 @@
+//! The public types and traits, one file a noun, no behaviour beyond them.
+//!
+//! A listed struct of CONTRACT.md has exactly the listed public fields, so that struct literals of
+//! users keep compiling; what is new lives in new types beside them. How a sandbox is built, kept
+//! and shared is left to the backends and the manager.
+
+mod backend;
+mod capabilities;
+mod command;
+mod error;
+mod exec;
+mod identity;
+mod limits;
+mod manager;
+mod pool;
+mod sandbox;
+mod selection;
+mod session;
+mod spec;
+
+pub use backend::{BackendCapabilities, BackendHealth, CreateOptions, IsolationBackend};
+pub use capabilities::{Enforcement, Layer, SandboxCapabilities};
+pub use command::Command;
+pub use error::{ProgramFault, Result, SandboxError};
+pub use exec::{ExecCause, ExecContext, ExecOutput, ExecReport, ResourceUsage, StreamOutput};
+pub use identity::SandboxId;
+pub use limits::{Bound, EnforcedLimit, Limit, ResourceLimits, UnknownLimit};
+pub use manager::{SandboxManager, SandboxManagerConfig, SandboxManagerStats};
+pub use pool::PoolConfig;
+pub use sandbox::Sandbox;
+pub use selection::{RequiredCapabilities, SandboxSelectionOptions};
+pub use session::{AttachRequest, AttachResult, SandboxSession, SessionState, SessionTimeouts};
+pub use spec::{BindMount, SandboxSpec};

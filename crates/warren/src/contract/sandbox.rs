@@ -1,0 +1,78 @@
+//! One sandbox.
+
+use std::fmt;
+
+use async_trait::async_trait;
+use tokio::sync::mpsc;
+
+use super::{
+    Command, Enforcement, ExecContext, ExecOutput, ExecReport, ResourceUsage, Result,
+    SandboxCapabilities, SandboxError, SandboxId, StreamOutput,
+};
+
+/// One sandbox: a place on a host where commands run behind walls.
+///
+/// After [`destroy`](Self::destroy) every call but `id`, `capabilities`, `is_alive` and `destroy`
+/// fails with [`SandboxError::Ended`]. Dropping a handle destroys nothing.
+#[async_trait]
+pub trait Sandbox: Send + Sync {
+    /// Returns its id.
+    fn id(&self) -> &SandboxId;
+
+    /// Returns what it can do.
+    fn capabilities(&self) -> &SandboxCapabilities;
+
+    /// Runs a command to its end. A command that fails is no error; one that cannot start is.
+    async fn exec(&self, cmd: &Command, ctx: &ExecContext) -> Result<ExecOutput, SandboxError>;
+
+    /// Runs a command to its end and sends its output as it comes, [`StreamOutput::Exit`] last.
+    ///
+    /// The result holds the whole output as well. A receiver that is gone does not end the command.
+    async fn exec_streaming(
+        &self,
+        cmd: &Command,
+        ctx: &ExecContext,
+        output_tx: mpsc::Sender<StreamOutput>,
+    ) -> Result<ExecOutput, SandboxError>;
+
+    /// Tells whether commands could run in it, now or once it is resumed.
+    async fn is_alive(&self) -> bool;
+
+    /// Stops every process at once. Doing so twice is no error.
+    async fn suspend(&self) -> Result<(), SandboxError>;
+
+    /// Lets every process continue where it was. Doing so twice is no error.
+    async fn resume(&self) -> Result<(), SandboxError>;
+
+    /// Saves its state under a name and returns the id of the snapshot.
+    async fn snapshot(&self, name: &str) -> Result<String, SandboxError>;
+
+    /// Goes back to a state that was saved.
+    async fn restore(&self, snapshot_id: &str) -> Result<(), SandboxError>;
+
+    /// Ends every process and removes everything it has on the host. Doing so twice is no error.
+    async fn destroy(&self) -> Result<(), SandboxError>;
+
+    /// Returns what it has used since it was made.
+    async fn resource_usage(&self) -> Result<ResourceUsage, SandboxError>;
+
+    /// Runs a command to its end and tells how it ended.
+    async fn exec_report(
+        &self,
+        cmd: &Command,
+        ctx: &ExecContext,
+    ) -> Result<ExecReport, SandboxError> {
+        self.exec(cmd, ctx).await.map(ExecReport::from)
+    }
+
+    /// Returns what holds it, as far as that was proved by trying.
+    fn enforcement(&self) -> Enforcement {
+        Enforcement::default()
+    }
+}
+
+impl fmt::Debug for dyn Sandbox + '_ {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sandbox").field("id", self.id()).finish_non_exhaustive()
+    }
+}
