@@ -1,0 +1,50 @@
+//! An asynchronous socket for the messages of `warren_init::protocol`.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::io::unix::AsyncFd;
+use warren_init::protocol;
+use warren_sys::socket;
+
+/// Our end of a conversation with the launcher or with an init.
+#[derive(Debug)]
+pub(crate) struct Channel(AsyncFd<OwnedFd>);
+
+impl Channel {
+    /// Returns our end, and the other one to give away.
+    pub(crate) fn pair() -> io::Result<(Self, OwnedFd)> {
+        let (ours, theirs) = socket::pair()?;
+        Ok((Self(AsyncFd::new(ours)?), theirs))
+    }
+
+    /// Sends one message with descriptors.
+    pub(crate) async fn send(
+        &self,
+        message: &impl Serialize,
+        fds: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {
+        loop {
+            let mut guard = self.0.writable().await?;
+            let sent = guard.try_io(|socket| protocol::send(socket.get_ref(), message, fds));
+            if let Ok(result) = sent {
+                return result;
+            }
+        }
+    }
+
+    /// Receives one message; `None` when the other end is gone. What arrives was written by an
+    /// attacker: it is short, complete and of the right form, or it is an error.
+    pub(crate) async fn receive<T: DeserializeOwned>(
+        &self,
+    ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+        loop {
+            let mut guard = self.0.readable().await?;
+            if let Ok(result) = guard.try_io(|socket| protocol::receive(socket.get_ref())) {
+                return result;
+            }
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! What this host offers a sandbox: who we are, which control groups we may use, what is where.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::Access;
+use warren_sys::cgroup::{self, Layout};
+
+/// What a path of the host is, links followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FileKind {
+    Directory,
+    Other,
+}
+
+/// What a sandbox can be built on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Host {
+    pub(crate) privilege: Privilege,
+    pub(crate) groups: GroupSupport,
+}
+
+/// What we may do on this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Privilege {
+    /// We are root and may give each sandbox ids of its own.
+    Root,
+    /// We have one user and one group.
+    User { uid: u32, gid: u32 },
+}
+
+/// Which control groups a sandbox can have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct GroupSupport {
+    /// The v2 directory below which groups may be made.
+    pub(crate) v2: Option<PathBuf>,
+    pub(crate) memory: Option<Controller>,
+    pub(crate) pids: Option<Controller>,
+    pub(crate) cpu: Option<Controller>,
+}
+
+/// Where a controller can be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Controller {
+    /// In a v1 hierarchy, below this directory.
+    V1(PathBuf),
+    /// In the v2 hierarchy.
+    V2,
+}
+
+impl Controller {
+    /// Names it for people.
+    pub(crate) fn describe(&self, name: &str) -> String {
+        match self {
+            Self::V1(_) => format!("cgroup v1 {name}"),
+            Self::V2 => format!("cgroup v2 {name}"),
+        }
+    }
+}
+
+impl Host {
+    /// Looks at the host. Cheap, but not free: done once for each backend.
+    pub(crate) fn detect() -> std::io::Result<Self> {
+        let privilege = privilege();
+        let layout = Layout::detect()?;
+        Ok(Self { privilege, groups: GroupSupport::detect(&layout, privilege) })
+    }
+}
+
+fn privilege() -> Privilege {
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    // Root of a container may have too few ids to give some away; then it is a user like any other.
+    if uid == 0 && maps_all_ids() { Privilege::Root } else { Privilege::User { uid, gid } }
+}
+
+/// Reports whether the user namespace we are in holds the ids that sandboxes take theirs from.
+fn maps_all_ids() -> bool {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    map.lines().any(|line| {
+        let mut numbers = line.split_whitespace().filter_map(|number| number.parse::<u64>().ok());
+        let (first, count) = (numbers.next(), numbers.nth(1));
+        first == Some(0) && count.is_some_and(|count| count >= u64::from(u32::MAX))
+    })
+}
+
+impl GroupSupport {
+    fn detect(layout: &Layout, privilege: Privilege) -> Self {
+        let mut support = Self::default();
+        if let Some(v2) = &layout.v2 {
+            let candidates: Vec<&Path> = match privilege {
+                // With controllers, a group that has processes cannot hand them down; the top can.
+                Privilege::Root if !v2.controllers.is_empty() => vec![&v2.mount],
+                Privilege::Root => vec![&v2.own],
+                // The parent first, for the same reason: our own group has us in it.
+                Privilege::User { .. } => v2.own.parent().into_iter().chain([&*v2.own]).collect(),
+            };
+            let usable = candidates.into_iter().find(|group| is_ours(group));
+            if let Some(group) = usable {
+                let handed_down = hand_down(group);
+                let controller = |name| handed_down.contains(&name).then_some(Controller::V2);
+                support.memory = controller("memory");
+                support.pids = controller("pids");
+                support.cpu = controller("cpu");
+                support.v2 = Some(group.to_owned());
+            }
+        }
+        let v1 = |name: &str| {
+            let own = &layout.v1(name)?.own;
+            let writable = rustix::fs::access(own, Access::WRITE_OK).is_ok();
+            writable.then(|| Controller::V1(own.clone()))
+        };
+        support.memory = support.memory.or_else(|| v1("memory"));
+        support.pids = support.pids.or_else(|| v1("pids"));
+        support.cpu = support.cpu.or_else(|| v1("cpu"));
+        support
+    }
+}
+
+/// Reports whether we may make groups below `group` and put processes of ours there.
+fn is_ours(group: &Path) -> bool {
+    let writable = |path: &Path| rustix::fs::access(path, Access::WRITE_OK).is_ok();
+    writable(group) && writable(&group.join("cgroup.procs"))
+}
+
+/// Has the controllers that we use handed down below `group` and returns those that are.
+fn hand_down(group: &Path) -> Vec<&'static str> {
+    const WANTED: [&str; 3] = ["memory", "pids", "cpu"];
+    let list = |file| cgroup::read(group, file).unwrap_or_default();
+    let has = |text: &str, name: &str| text.split_whitespace().any(|found| found == name);
+    let (there, down) = (list("cgroup.controllers"), list("cgroup.subtree_control"));
+    for name in WANTED {
+        if has(&there, name) && !has(&down, name) {
+            // Refused where processes sit in the group; what counts is what is read back.
+            let _ = cgroup::write(group, "cgroup.subtree_control", &format!("+{name}"));
+        }
+    }
+    let down = list("cgroup.subtree_control");
+    WANTED.into_iter().filter(|name| has(&down, name)).collect()
+}
+
+/// Looks at a path of the host, links followed; `None` if it is not there for us.
+pub(crate) fn file_kind(path: &Path) -> Option<FileKind> {
+    let metadata = fs::metadata(path).ok()?;
+    Some(if metadata.is_dir() { FileKind::Directory } else { FileKind::Other })
+}

@@ -1,0 +1,96 @@
+//! The launcher process, as seen from the library.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+
+use tokio::io::unix::AsyncFd;
+use warren_init::plan::Plan;
+use warren_init::protocol;
+use warren_sys::{fd, socket};
+
+use crate::{Result, SandboxError};
+
+/// Starts sandboxes. It is started itself when first needed, and again should it ever die.
+#[derive(Debug, Default)]
+pub(crate) struct Launcher {
+    process: Mutex<Option<Process>>,
+}
+
+#[derive(Debug)]
+struct Process {
+    socket: OwnedFd,
+    child: Child,
+}
+
+impl Process {
+    /// Starts the program from a sealed memory file: what runs inside a sandbox later is a copy of
+    /// this process, and must not lead to a file of the host.
+    fn start() -> io::Result<Self> {
+        let image = fd::sealed("warren-init", warren_init::IMAGE)?;
+        let (ours, theirs) = socket::pair()?;
+        let child = Command::new(format!("/proc/self/fd/{}", image.as_raw_fd()))
+            .env_clear()
+            .current_dir("/")
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        Ok(Self { socket: ours, child })
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Without our end it ends what is attached to us, clears up and exits; it is ours to reap.
+        let (ours, theirs) = match socket::pair() {
+            Ok(pair) => pair,
+            Err(_) => return,
+        };
+        drop((std::mem::replace(&mut self.socket, ours), theirs));
+        let _ = self.child.wait();
+    }
+}
+
+impl Launcher {
+    /// Starts the process, if it is not there yet, so that the first sandbox does not wait for it.
+    pub(crate) fn prepare(&self) -> Result<()> {
+        let mut process = self.process.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if process.as_mut().is_none_or(|process| !matches!(process.child.try_wait(), Ok(None))) {
+            *process = None;
+            *process = Some(Process::start().map_err(start_failed)?);
+        }
+        Ok(())
+    }
+
+    /// Asks for a sandbox; what becomes of it is said on `control`.
+    pub(crate) async fn launch(&self, plan: &Plan, control: OwnedFd) -> Result<()> {
+        self.prepare()?;
+        let socket = {
+            let process = self.process.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let process = process.as_ref().ok_or_else(|| SandboxError::Internal {
+                message: "the launcher was stopped".to_owned(),
+            })?;
+            process.socket.try_clone().map_err(send_failed)?
+        };
+        // Nearly always there is room at once; else the launcher is busy and says when there is.
+        loop {
+            match protocol::send(&socket, plan, &[control.as_fd()]) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let socket = AsyncFd::new(socket.as_fd()).map_err(send_failed)?;
+                    socket.writable().await.map_err(send_failed)?.clear_ready();
+                }
+                other => return other.map_err(send_failed),
+            }
+        }
+    }
+}
+
+fn start_failed(source: io::Error) -> SandboxError {
+    SandboxError::Step { step: "start the launcher".to_owned(), path: None, source }
+}
+
+fn send_failed(source: io::Error) -> SandboxError {
+    SandboxError::Step { step: "reach the launcher".to_owned(), path: None, source }
+}

@@ -1,0 +1,296 @@
+//! Which limit is held by what, decided without touching anything.
+
+use std::collections::BTreeSet;
+
+use warren_init::plan::{Bounds, Scratch};
+
+use super::host::{Controller, GroupSupport};
+use crate::{Bound, EnforcedLimit, Limit, ResourceLimits, Result, SandboxError};
+
+/// Half a page for each file: a tree of small files runs out of both at about the same time.
+const BYTES_PER_INODE: u64 = 2048;
+/// The skeleton of the root and a little air.
+const SPARE_INODES: u64 = 512;
+/// Bytes of the skeleton, which count against the same filesystem.
+const SPARE_BYTES: u64 = 256 << 10;
+/// The period of a CPU quota.
+const PERIOD_US: u64 = 100_000;
+
+/// One value to write to a file of a control group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Setting {
+    pub(crate) controller: Controller,
+    pub(crate) file: &'static str,
+    pub(crate) value: String,
+    /// Whether a kernel that lacks the file still holds the limit.
+    pub(crate) optional: bool,
+}
+
+/// How the limits of one sandbox are held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Decision {
+    pub(crate) settings: Vec<Setting>,
+    pub(crate) bounds: Bounds,
+    pub(crate) scratch: Scratch,
+    pub(crate) enforced: Vec<EnforcedLimit>,
+    pub(crate) warnings: Vec<String>,
+}
+
+/// Decides what holds each limit on a host with `support`, or names the one that nothing can hold.
+///
+/// `required` are the limits that the caller asked for; those must be held as they were asked.
+pub(crate) fn decide(
+    limits: &ResourceLimits,
+    cpu_quota_millis: Option<u32>,
+    required: &BTreeSet<Limit>,
+    support: &GroupSupport,
+) -> Result<Decision> {
+    let mut decision = Decision {
+        settings: Vec::new(),
+        bounds: Bounds::default(),
+        scratch: scratch(limits.max_write_bytes),
+        enforced: Vec::new(),
+        warnings: Vec::new(),
+    };
+    decision.memory(limits.max_memory_bytes, support);
+    decision.processes(limits.max_processes, support);
+    decision.cpu_weight(limits.cpu_weight, support);
+    decision.cpu_quota(cpu_quota_millis, support);
+    let tree = if support.v2.is_some() { "cgroup v2 cpu.stat" } else { "init adds up /proc" };
+    decision.note(Limit::CpuTime, limits.max_cpu_time_ms, Bound::Exact, tree);
+    decision.note(Limit::WallTime, limits.max_wall_time_ms, Bound::Exact, "init's clock");
+    let files = limits.max_open_files.map(u64::from);
+    decision.note(Limit::OpenFiles, files, Bound::Exact, "rlimit NOFILE");
+    decision.note(Limit::Output, limits.max_output_bytes, Bound::Exact, "counted by the reader");
+    decision.note(Limit::Write, limits.max_write_bytes, Bound::Exact, "the size of a tmpfs");
+    decision.enforced.sort_by_key(|enforced| enforced.limit);
+    decision.settle(required)?;
+    Ok(decision)
+}
+
+fn scratch(max_write_bytes: Option<u64>) -> Scratch {
+    match max_write_bytes {
+        Some(bytes) => Scratch {
+            bytes: bytes.saturating_add(SPARE_BYTES),
+            inodes: (bytes / BYTES_PER_INODE).clamp(1024, 4 << 20) + SPARE_INODES,
+        },
+        // The kernel then bounds it by half of the memory; files are bounded all the same.
+        None => Scratch { bytes: 0, inodes: 4 << 20 },
+    }
+}
+
+impl Decision {
+    fn note(&mut self, limit: Limit, value: Option<u64>, bound: Bound, by: impl Into<String>) {
+        if let Some(value) = value {
+            self.enforced.push(EnforcedLimit { limit, value, bound, by: by.into() });
+        }
+    }
+
+    fn set(&mut self, controller: &Controller, file: &'static str, value: impl ToString) {
+        let (controller, value) = (controller.clone(), value.to_string());
+        self.settings.push(Setting { controller, file, value, optional: false });
+    }
+
+    fn set_if_there(&mut self, controller: &Controller, file: &'static str, value: impl ToString) {
+        let (controller, value) = (controller.clone(), value.to_string());
+        self.settings.push(Setting { controller, file, value, optional: true });
+    }
+
+    fn memory(&mut self, limit: Option<u64>, support: &GroupSupport) {
+        let Some(bytes) = limit else { return };
+        let Some(controller) = &support.memory else {
+            self.bounds.memory = Some(bytes);
+            let by = "init watches memory, rlimit DATA on each process";
+            return self.note(Limit::Memory, limit, Bound::Nearest, by);
+        };
+        match controller {
+            Controller::V1(_) => {
+                self.set(controller, "memory.limit_in_bytes", bytes);
+                // Memory and swap together: no swap beyond the limit. Absent where swap is not
+                // accounted; then nothing of a sandbox is swapped out to escape it either.
+                self.set_if_there(controller, "memory.memsw.limit_in_bytes", bytes);
+                self.set_if_there(controller, "memory.swappiness", 0);
+            }
+            Controller::V2 => {
+                self.set(controller, "memory.max", bytes);
+                self.set_if_there(controller, "memory.swap.max", 0);
+            }
+        }
+        self.note(Limit::Memory, limit, Bound::Exact, controller.describe("memory"));
+    }
+
+    fn processes(&mut self, limit: Option<u32>, support: &GroupSupport) {
+        let Some(count) = limit.map(u64::from) else { return };
+        let by = match &support.pids {
+            Some(controller) => {
+                // One more, for init.
+                self.set(controller, "pids.max", count + 1);
+                controller.describe("pids")
+            }
+            None => {
+                self.bounds.processes = Some(count);
+                "rlimit NPROC in the sandbox's user namespace".to_owned()
+            }
+        };
+        self.note(Limit::Processes, Some(count), Bound::Exact, by);
+    }
+
+    fn cpu_weight(&mut self, limit: Option<u32>, support: &GroupSupport) {
+        let Some(weight) = limit.map(u64::from) else { return };
+        let Some(controller) = &support.cpu else {
+            self.bounds.nice = nice(weight);
+            let by = format!("nice {}", self.bounds.nice);
+            return self.note(Limit::CpuWeight, Some(weight), Bound::Nearest, by);
+        };
+        match controller {
+            // The two scales meet at their defaults, 100 and 1024.
+            Controller::V1(_) => self.set(controller, "cpu.shares", (weight * 1024 / 100).max(2)),
+            Controller::V2 => self.set(controller, "cpu.weight", weight),
+        }
+        self.note(Limit::CpuWeight, Some(weight), Bound::Exact, controller.describe("cpu"));
+    }
+
+    fn cpu_quota(&mut self, millis: Option<u32>, support: &GroupSupport) {
+        let Some(millis) = millis.map(u64::from) else { return };
+        let Some(controller) = &support.cpu else {
+            return self.note(Limit::CpuQuota, Some(millis), Bound::Nearest, "nothing");
+        };
+        let quota = millis * PERIOD_US / 1000;
+        match controller {
+            Controller::V1(_) => {
+                self.set(controller, "cpu.cfs_period_us", PERIOD_US);
+                self.set(controller, "cpu.cfs_quota_us", quota);
+            }
+            Controller::V2 => self.set(controller, "cpu.max", format!("{quota} {PERIOD_US}")),
+        }
+        self.note(Limit::CpuQuota, Some(millis), Bound::Exact, controller.describe("cpu"));
+    }
+
+    /// Refuses what was asked for and is not held as asked; says what else is not.
+    fn settle(&mut self, required: &BTreeSet<Limit>) -> Result<()> {
+        let nearest = self.enforced.iter().filter(|enforced| enforced.bound == Bound::Nearest);
+        for missing in nearest.clone().filter(|enforced| required.contains(&enforced.limit)) {
+            let limit = missing.limit;
+            return Err(SandboxError::LimitNotEnforceable {
+                limit,
+                reason: "this user has no cgroup with the controller for it".to_owned(),
+                hint: format!(
+                    "run as root, or in a delegated cgroup (systemd-run --user --scope \
+                     -p Delegate=yes warren ...), or accept what there is: --accept-missing {limit}"
+                ),
+            });
+        }
+        let missing: Vec<_> =
+            nearest.map(|enforced| format!("{} ({})", enforced.limit, enforced.by)).collect();
+        if !missing.is_empty() {
+            self.warnings.push(format!(
+                "without a cgroup these limits are only held by the nearest bound: {}",
+                missing.join(", ")
+            ));
+        }
+        // Nothing holds a quota but a cgroup; whoever accepts that shall not read otherwise.
+        self.enforced.retain(|enforced| enforced.by != "nothing");
+        Ok(())
+    }
+}
+
+/// Finds the nice value whose share of the CPU is nearest to a weight: each step is a factor 1.25.
+fn nice(weight: u64) -> i32 {
+    let mut share = 100 * 1024;
+    let mut nice = 0;
+    // Without privileges a process can only become nicer.
+    while nice < 19 && weight * 1024 < share {
+        share = share * 4 / 5;
+        nice += 1;
+    }
+    nice
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn everything(controller: &Controller) -> GroupSupport {
+        let some = || Some(controller.clone());
+        GroupSupport { v2: Some("/g".into()), memory: some(), pids: some(), cpu: some() }
+    }
+
+    fn files(decision: &Decision) -> Vec<(&str, &str)> {
+        decision.settings.iter().map(|s| (s.file, s.value.as_str())).collect()
+    }
+
+    #[test]
+    fn cgroup_v2_holds_every_limit_exactly() {
+        let limits = ResourceLimits::default();
+        let decision =
+            decide(&limits, Some(1500), &Limit::ALL.into(), &everything(&Controller::V2)).unwrap();
+        let expected = [
+            ("memory.max", "536870912"),
+            ("memory.swap.max", "0"),
+            ("pids.max", "65"),
+            ("cpu.weight", "100"),
+            ("cpu.max", "150000 100000"),
+        ];
+        assert_eq!(files(&decision), expected);
+        assert_eq!(decision.enforced.len(), Limit::ALL.len());
+        assert!(decision.enforced.iter().all(|enforced| enforced.bound == Bound::Exact));
+        assert!(decision.warnings.is_empty());
+        assert_eq!(decision.bounds, Bounds::default(), "init has nothing to hold");
+    }
+
+    #[test]
+    fn cgroup_v1_holds_every_limit_exactly() {
+        let v1 = Controller::V1("/sys/fs/cgroup/x".into());
+        let limits = ResourceLimits { cpu_weight: Some(50), ..ResourceLimits::default() };
+        let decision = decide(&limits, Some(500), &Limit::ALL.into(), &everything(&v1)).unwrap();
+        let expected = [
+            ("memory.limit_in_bytes", "536870912"),
+            ("memory.memsw.limit_in_bytes", "536870912"),
+            ("memory.swappiness", "0"),
+            ("pids.max", "65"),
+            ("cpu.shares", "512"),
+            ("cpu.cfs_period_us", "100000"),
+            ("cpu.cfs_quota_us", "50000"),
+        ];
+        assert_eq!(files(&decision), expected);
+        assert!(decision.enforced.iter().all(|enforced| enforced.bound == Bound::Exact));
+    }
+
+    #[test]
+    fn without_cgroups_a_default_falls_back_loudly_and_a_demand_is_refused() {
+        let (limits, none) = (ResourceLimits::default(), GroupSupport::default());
+        let decision = decide(&limits, None, &BTreeSet::new(), &none).unwrap();
+        assert!(decision.settings.is_empty());
+        assert_eq!(decision.bounds.memory, Some(512 << 20));
+        assert_eq!(decision.bounds.processes, Some(64));
+        assert_eq!(decision.warnings.len(), 1);
+        assert!(decision.warnings[0].contains("memory (init watches memory"));
+        for limit in [Limit::Memory, Limit::CpuWeight] {
+            let error = decide(&limits, None, &[limit].into(), &none).unwrap_err();
+            assert_eq!(error.code(), "limit_not_enforceable");
+            let hint = error.hint().unwrap();
+            assert!(hint.contains(&format!("--accept-missing {limit}")), "{hint}");
+        }
+        let error = decide(&limits, Some(500), &[Limit::CpuQuota].into(), &none).unwrap_err();
+        assert!(error.to_string().contains("`cpus`"), "{error}");
+        for limit in [Limit::Processes, Limit::CpuTime, Limit::Write, Limit::Output] {
+            decide(&limits, None, &[limit].into(), &none).unwrap();
+        }
+    }
+
+    #[test]
+    fn nothing_is_held_that_was_not_limited() {
+        let support = everything(&Controller::V2);
+        let decision =
+            decide(&ResourceLimits::unlimited(), None, &BTreeSet::new(), &support).unwrap();
+        assert!(decision.settings.is_empty() && decision.enforced.is_empty());
+        assert!(decision.scratch.inodes > 0, "files are bounded all the same");
+    }
+
+    #[test]
+    fn a_weight_is_a_nice_value_without_cgroups() {
+        assert_eq!((nice(100), nice(1000)), (0, 0));
+        assert_eq!(nice(80), 1);
+        assert_eq!(nice(1), 19);
+    }
+}

@@ -1,0 +1,290 @@
+//! What a sandbox is to be, decided from the spec, the profile and what the host has.
+//!
+//! Pure but for the question what a path of the host is, which comes in from outside.
+
+use std::collections::BTreeSet;
+use std::path::{Component, Path, PathBuf};
+
+use warren_init::plan::{
+    Cgroups, Entry, EntryKind, Filter, Identity, Landlock, Lifetime, Mount, Owner, Owners, Plan,
+    Proc,
+};
+
+use super::host::{FileKind, Privilege};
+use super::limits::Decision;
+use crate::profile::{Profile, Seccomp};
+use crate::{Result, SandboxError, SandboxId, SandboxSpec};
+
+/// What of `/dev` a sandbox has, beside terminals and shared memory of its own.
+const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
+/// What a distribution with a merged `/usr` has as links into it, and others as directories.
+const MERGED: [&str; 6] = ["bin", "sbin", "lib", "lib32", "lib64", "libx32"];
+/// The home of the commands' user.
+pub(crate) const HOME: &str = "/home/user";
+/// Where commands may write, in every sandbox.
+pub(crate) const WRITABLE: [&str; 4] = ["/workspace", HOME, "/tmp", "/var/tmp"];
+/// As many mounts as descriptors fit into one message, with some to spare.
+const MAX_MOUNTS: usize = 200;
+
+const PASSWD: &str = "\
+root:x:0:0:root:/root:/usr/sbin/nologin
+warren:x:998:998:Warren's init:/:/usr/sbin/nologin
+user:x:1000:1000:user:/home/user:/bin/sh
+nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
+";
+const GROUP: &str = "root:x:0:\ntty:x:5:\nwarren:x:998:\nuser:x:1000:\nnogroup:x:65534:\n";
+const HOSTS: &str = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n";
+const RESOLV: &str = "# This sandbox has no network, so there is no name server.\n";
+const NSSWITCH: &str =
+    "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nnetworks: files\n\
+     protocols: files\nservices: files\n";
+
+/// Asks what a path of the host is.
+pub(crate) trait Look {
+    /// What it is, links followed.
+    fn kind(&self, path: &Path) -> Option<FileKind>;
+    /// Where it leads, if it is a link.
+    fn link(&self, path: &Path) -> Option<PathBuf>;
+}
+
+/// Looks at the host itself.
+#[derive(Debug)]
+pub(crate) struct RealHost;
+
+impl Look for RealHost {
+    fn kind(&self, path: &Path) -> Option<FileKind> {
+        super::host::file_kind(path)
+    }
+
+    fn link(&self, path: &Path) -> Option<PathBuf> {
+        std::fs::read_link(path).ok()
+    }
+}
+
+/// What is decided before the plan.
+#[derive(Debug)]
+pub(crate) struct Inputs<'a> {
+    pub(crate) id: &'a SandboxId,
+    pub(crate) spec: &'a SandboxSpec,
+    pub(crate) profile: &'a Profile,
+    pub(crate) seccomp: &'a Seccomp,
+    pub(crate) privilege: Privilege,
+    pub(crate) lifetime: Lifetime,
+    pub(crate) limits: &'a Decision,
+    pub(crate) cgroups: Cgroups,
+}
+
+/// Decides, or says which part of the spec cannot be.
+pub(crate) fn plan(inputs: &Inputs<'_>, host: &impl Look) -> Result<Plan> {
+    let mut links = Vec::new();
+    let mounts = mounts(inputs, host, &mut links)?;
+    let mut skeleton = Skeleton::default();
+    skeleton.furnish(inputs.spec, &links, &mounts);
+    let targets = |mounts: &[(Mount, FileKind)]| {
+        let writable = mounts.iter().filter(|(mount, _)| mount.writable);
+        writable.map(|(mount, _)| mount.target.clone()).collect::<Vec<_>>()
+    };
+    let mut writable: Vec<String> = ["/dev", "/proc"].map(str::to_owned).to_vec();
+    writable.extend(WRITABLE.map(str::to_owned));
+    writable.extend(targets(&mounts));
+    let workdir = text(&inputs.spec.workdir, "workdir")?;
+    if !is_below_any(&inputs.spec.workdir, mounts.iter().map(|(mount, _)| mount.target.as_str())) {
+        writable.push(workdir);
+    }
+    let bits = |program: &[warren_sys::seccomp::Instruction]| {
+        program.iter().map(|instruction| instruction.to_bits()).collect()
+    };
+    let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    Ok(Plan {
+        hostname: hostname(inputs.id),
+        identity: match inputs.privilege {
+            Privilege::Root => Identity::Range,
+            Privilege::User { uid, gid } => Identity::Single { uid, gid },
+        },
+        lifetime: inputs.lifetime,
+        scratch: inputs.limits.scratch,
+        skeleton: skeleton.entries,
+        mounts: mounts.into_iter().map(|(mount, _)| mount).collect(),
+        devices: owned(&DEVICES),
+        proc: Proc {
+            masked: owned(inputs.profile.proc_masked),
+            read_only: owned(inputs.profile.proc_readonly),
+            pids_only: inputs.profile.proc_pids_only,
+        },
+        landlock: Landlock { writable, tcp: inputs.profile.tcp },
+        filter: Filter { init: bits(inputs.seccomp.init), workload: bits(inputs.seccomp.workload) },
+        cgroups: inputs.cgroups.clone(),
+        bounds: inputs.limits.bounds,
+    })
+}
+
+/// A name that tells sandboxes apart and nothing of the host.
+fn hostname(id: &SandboxId) -> String {
+    let short: String = id.as_str().trim_start_matches("sbx-").chars().take(8).collect();
+    let plain = short.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
+    if plain && !short.is_empty() { format!("warren-{short}") } else { "warren".to_owned() }
+}
+
+/// Lists what of the host is seen, outer targets first, and the links of a merged `/usr`.
+fn mounts(
+    inputs: &Inputs<'_>,
+    host: &impl Look,
+    links: &mut Vec<(String, String)>,
+) -> Result<Vec<(Mount, FileKind)>> {
+    let mut mounts = binds(inputs.spec, host)?;
+    let mut system: Vec<String> = Vec::new();
+    for shown in inputs.profile.host {
+        if host.kind(Path::new(shown.path)).is_some() {
+            system.push(shown.path.to_owned());
+        } else if shown.required {
+            return Err(SandboxError::Unsupported {
+                feature: format!("profile `{}`: the host has no {}", inputs.profile.name, shown.path),
+                backend: super::NAME.to_owned(),
+                hint: "bind a root of your own, or use another host".to_owned(),
+            });
+        }
+    }
+    for name in MERGED {
+        let path = format!("/{name}");
+        match host.link(Path::new(&path)) {
+            Some(target) => links.push((path, text(&target, "a link of the host")?)),
+            None if host.kind(Path::new(&path)).is_some() => system.push(path),
+            None => {}
+        }
+    }
+    // What the caller binds comes before what the profile would show at, or below, the same place.
+    let taken: Vec<String> = mounts.iter().map(|(mount, _)| mount.target.clone()).collect();
+    for path in system {
+        let covered = is_below_any(Path::new(&path), taken.iter().map(String::as_str));
+        if let (false, Some(kind)) = (covered, host.kind(Path::new(&path))) {
+            let (source, target) = (path.clone(), path);
+            let mount = Mount { source, target, writable: false, owners: Owners::Shifted };
+            mounts.push((mount, kind));
+        }
+    }
+    links.retain(|(path, _)| !taken.contains(path));
+    if mounts.len() > MAX_MOUNTS {
+        let reason = format!("{} mounts are more than {MAX_MOUNTS}", mounts.len());
+        let hint = "bind a directory that holds several of them";
+        return Err(SandboxError::invalid("bind_mounts", reason, hint));
+    }
+    mounts.sort_by_key(|(mount, _)| Path::new(&mount.target).components().count());
+    Ok(mounts)
+}
+
+/// Lists what the caller binds.
+fn binds(spec: &SandboxSpec, host: &impl Look) -> Result<Vec<(Mount, FileKind)>> {
+    let ro = spec.allowed_paths_ro.iter().map(|path| ("allowed_paths_ro", path, path, false));
+    let rw = spec.allowed_paths_rw.iter().map(|path| ("allowed_paths_rw", path, path, true));
+    let binds = spec.bind_mounts.iter();
+    let binds = binds.map(|bind| ("bind_mounts", &bind.source, &bind.target, !bind.readonly));
+    ro.chain(rw)
+        .chain(binds)
+        .map(|(field, source, target, writable)| {
+            let kind = host.kind(source).ok_or_else(|| {
+                let reason = format!("`{}` does not exist on the host", source.display());
+                SandboxError::invalid(field, reason, "create it first, or correct the path")
+            })?;
+            let (source, target) = (text(source, field)?, text(&normal(target), field)?);
+            Ok((Mount { source, target, writable, owners: Owners::Workload }, kind))
+        })
+        .collect()
+}
+
+/// Forgets doubled and trailing slashes and `.`; the spec has no `..` when it gets here.
+fn normal(path: &Path) -> PathBuf {
+    path.components().filter(|part| *part != Component::CurDir).collect()
+}
+
+fn text(path: &Path, field: &str) -> Result<String> {
+    path.to_str().map(str::to_owned).ok_or_else(|| {
+        let reason = format!("`{}` is not UTF-8", path.display());
+        SandboxError::invalid(field, reason, "rename it, or bind its parent directory")
+    })
+}
+
+fn is_below_any<'a>(path: &Path, mut targets: impl Iterator<Item = &'a str>) -> bool {
+    targets.any(|target| path.starts_with(target))
+}
+
+/// The entries of the root, each once, parents first.
+#[derive(Debug, Default)]
+struct Skeleton {
+    entries: Vec<Entry>,
+    seen: BTreeSet<String>,
+}
+
+impl Skeleton {
+    fn furnish(
+        &mut self,
+        spec: &SandboxSpec,
+        links: &[(String, String)],
+        mounts: &[(Mount, FileKind)],
+    ) {
+        for path in ["/etc", "/proc", "/sys", "/dev", "/dev/pts", "/dev/shm", "/run", "/opt"] {
+            self.add(path, EntryKind::Directory(0o755), Owner::System);
+        }
+        for path in ["/tmp", "/var/tmp"] {
+            self.add(path, EntryKind::Directory(0o1777), Owner::System);
+        }
+        for path in [HOME, "/workspace"] {
+            self.add(path, EntryKind::Directory(0o755), Owner::Workload);
+        }
+        for (path, contents) in [
+            ("/etc/passwd", PASSWD),
+            ("/etc/group", GROUP),
+            ("/etc/hosts", HOSTS),
+            ("/etc/resolv.conf", RESOLV),
+            ("/etc/nsswitch.conf", NSSWITCH),
+        ] {
+            self.add(path, EntryKind::File(contents.as_bytes().to_vec()), Owner::System);
+        }
+        for (path, target) in [
+            ("/etc/os-release", "../usr/lib/os-release"),
+            ("/etc/mtab", "../proc/self/mounts"),
+            ("/dev/fd", "/proc/self/fd"),
+            ("/dev/stdin", "/proc/self/fd/0"),
+            ("/dev/stdout", "/proc/self/fd/1"),
+            ("/dev/stderr", "/proc/self/fd/2"),
+            ("/dev/ptmx", "pts/ptmx"),
+        ] {
+            self.add(path, EntryKind::Link(target.to_owned()), Owner::System);
+        }
+        for name in DEVICES {
+            self.add(&format!("/dev/{name}"), EntryKind::File(Vec::new()), Owner::System);
+        }
+        for (path, target) in links {
+            self.add(path, EntryKind::Link(target.clone()), Owner::System);
+        }
+        for (index, (mount, kind)) in mounts.iter().enumerate() {
+            // A target inside an outer mount must be there already: nothing is made on the host.
+            let outer = mounts[..index].iter().map(|(outer, _)| outer.target.as_str());
+            if !is_below_any(Path::new(&mount.target), outer) {
+                let entry = match kind {
+                    FileKind::Directory => EntryKind::Directory(0o755),
+                    FileKind::Other => EntryKind::File(Vec::new()),
+                };
+                self.add(&mount.target, entry, Owner::System);
+            }
+        }
+        let targets = mounts.iter().map(|(mount, _)| mount.target.as_str());
+        if let (false, Some(workdir)) = (is_below_any(&spec.workdir, targets), spec.workdir.to_str())
+        {
+            self.add(workdir, EntryKind::Directory(0o755), Owner::Workload);
+        }
+    }
+
+    /// Adds an entry and the directories above it; the first to name a path decides.
+    fn add(&mut self, path: &str, kind: EntryKind, owner: Owner) {
+        let path = normal(Path::new(path));
+        let Some(name) = path.to_str().filter(|name| *name != "/") else { return };
+        if self.seen.contains(name) {
+            return;
+        }
+        if let Some(parent) = path.parent().and_then(Path::to_str) {
+            self.add(parent, EntryKind::Directory(0o755), Owner::System);
+        }
+        self.seen.insert(name.to_owned());
+        self.entries.push(Entry { path: name.to_owned(), kind, owner });
+    }
+}
