@@ -29,7 +29,6 @@ const UNKNOWN: Action = Action::Errno(38);
 
 const ARCHES: [Arch; 2] = [Arch::X86_64, Arch::Aarch64];
 
-#[expect(clippy::print_stdout, reason = "this is how a build script talks to cargo")]
 fn main() -> ExitCode {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../profiles");
     println!("cargo::rerun-if-changed={}", root.display());
