@@ -19,8 +19,13 @@ use warren_sys::seccomp::{
 type Result<T> = std::result::Result<T, String>;
 
 /// The errnos that a profile may name; they are the same numbers on both architectures.
-const ERRNOS: [(&str, u16); 4] =
-    [("EPERM", 1), ("ENOSYS", 38), ("EPROTONOSUPPORT", 93), ("EAFNOSUPPORT", 97)];
+const ERRNOS: [(&str, u16); 5] = [
+    ("EPERM", 1),
+    ("ENOSYS", 38),
+    ("EPROTONOSUPPORT", 93),
+    ("EOPNOTSUPP", 95),
+    ("EAFNOSUPPORT", 97),
+];
 
 /// What a call gets that we know and no rule allows.
 const REFUSED: Action = Action::Errno(1);
@@ -29,7 +34,6 @@ const UNKNOWN: Action = Action::Errno(38);
 
 const ARCHES: [Arch; 2] = [Arch::X86_64, Arch::Aarch64];
 
-#[expect(clippy::print_stdout, reason = "this is how a build script talks to cargo")]
 fn main() -> ExitCode {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../profiles");
     println!("cargo::rerun-if-changed={}", root.display());
@@ -244,6 +248,12 @@ impl<'a> List<'a> {
     }
 
     fn add(&mut self, file: &'a SeccompFile) -> Result<()> {
+        // What the extended file denies may be allowed here: that is what extending is for.
+        let inherited: BTreeSet<_> = self
+            .calls
+            .iter()
+            .filter_map(|(name, rules)| rules.otherwise.and(Some(*name)))
+            .collect();
         for category in &file.unblock {
             self.blocked
                 .remove(category.as_str())
@@ -295,8 +305,8 @@ impl<'a> List<'a> {
         for (index, InitOnly { reason, syscalls }) in file.init.iter().enumerate() {
             self.init.extend(checked("init", index, reason, syscalls)?);
         }
-        for (name, rules) in &self.calls {
-            if rules.allowed && rules.otherwise.is_some() {
+        for (name, rules) in &mut self.calls {
+            if rules.allowed && rules.otherwise.take().is_some() && !inherited.contains(name) {
                 return Err(format!("`{name}` is both allowed and denied, each without `when`"));
             }
         }

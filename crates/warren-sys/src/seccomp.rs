@@ -531,7 +531,7 @@ fn explore(program: &[Instruction], load: impl Fn(u32) -> Option<u32>) -> BTreeS
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::process::{CommandExt, ExitStatusExt};
+    use std::os::unix::process::ExitStatusExt;
     use std::process::Command;
 
     use super::*;
@@ -764,18 +764,16 @@ mod tests {
         assert_eq!(Instruction::from_bits(instruction.to_bits()), instruction);
     }
 
-    /// Runs `command` in a child that installs `programs` before its exec.
+    /// Runs `command` in a child of a thread that has installed `programs`; other threads stay free.
     fn filtered(programs: Vec<Vec<Instruction>>, command: &str) -> std::process::ExitStatus {
-        let mut child = Command::new("/bin/sh");
-        child.args(["-c", command]);
-        let install_all = move || {
-            rustix::thread::set_no_new_privs(true)?;
-            programs.iter().try_for_each(|program| install(program))
-        };
-        // SAFETY: the closure runs between fork and exec and makes two kinds of system call; it takes no lock and
-        // allocates nothing.
-        unsafe { child.pre_exec(install_all) };
-        child.status().unwrap()
+        std::thread::scope(|scope| {
+            let run = move || {
+                rustix::thread::set_no_new_privs(true).unwrap();
+                programs.iter().for_each(|program| install(program).unwrap());
+                Command::new("/bin/sh").args(["-c", command]).status().unwrap()
+            };
+            scope.spawn(run).join().unwrap()
+        })
     }
 
     fn number(nr: libc::c_long) -> u32 {
