@@ -5,9 +5,11 @@
 
 pub mod fake;
 pub mod host;
+pub mod linux;
 
 pub use fake::FakeBackend;
 pub use host::{HostBackend, HostConfig};
+pub use linux::{LinuxBackend, LinuxSandbox};
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;

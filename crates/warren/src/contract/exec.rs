@@ -203,6 +203,16 @@ impl ExecReport {
     }
 }
 
+impl ExecReport {
+    /// Joins an output with the way it ended, and keeps the exit code that the command itself gave.
+    pub fn with_exit_code(output: ExecOutput, cause: ExecCause) -> Self {
+        let exit_code = output.exit_code;
+        let mut report = Self::new(output, cause);
+        report.output.exit_code = exit_code;
+        report
+    }
+}
+
 /// Reads the cause from the flags of an output, for a backend that tells no more.
 impl From<ExecOutput> for ExecReport {
     fn from(output: ExecOutput) -> Self {

@@ -35,8 +35,7 @@ nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
 const GROUP: &str = "root:x:0:\ntty:x:5:\nwarren:x:998:\nuser:x:1000:\nnogroup:x:65534:\n";
 const HOSTS: &str = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n";
 const RESOLV: &str = "# This sandbox has no network, so there is no name server.\n";
-const NSSWITCH: &str =
-    "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nnetworks: files\n\
+const NSSWITCH: &str = "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nnetworks: files\n\
      protocols: files\nservices: files\n";
 
 /// Asks what a path of the host is.
@@ -138,7 +137,10 @@ fn mounts(
             system.push(shown.path.to_owned());
         } else if shown.required {
             return Err(SandboxError::Unsupported {
-                feature: format!("profile `{}`: the host has no {}", inputs.profile.name, shown.path),
+                feature: format!(
+                    "profile `{}`: the host has no {}",
+                    inputs.profile.name, shown.path
+                ),
                 backend: super::NAME.to_owned(),
                 hint: "bind a root of your own, or use another host".to_owned(),
             });
@@ -268,7 +270,8 @@ impl Skeleton {
             }
         }
         let targets = mounts.iter().map(|(mount, _)| mount.target.as_str());
-        if let (false, Some(workdir)) = (is_below_any(&spec.workdir, targets), spec.workdir.to_str())
+        if let (false, Some(workdir)) =
+            (is_below_any(&spec.workdir, targets), spec.workdir.to_str())
         {
             self.add(workdir, EntryKind::Directory(0o755), Owner::Workload);
         }

@@ -1,0 +1,430 @@
+//! One command in a sandbox of the `linux` backend.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::unix::pipe;
+use tokio::sync::mpsc;
+use warren_init::protocol::{
+    Ended, Exec, ExecControl, ExecEvent, Request, Stage, Status, StoppedBy, Streams,
+};
+
+use super::channel::Channel;
+use super::groups::Refusals;
+use super::plan::HOME;
+use super::sandbox::LinuxSandbox;
+use crate::backend::{Capture, Channel as Output, ExecPlan, Room};
+use crate::{
+    ExecCause, ExecContext, ExecOutput, ExecReport, ProgramFault, ResourceLimits, ResourceUsage,
+    Result, SandboxError, StreamOutput,
+};
+
+/// How much longer than its time a command may take before we stop believing in its init.
+const GRACE: Duration = Duration::from_secs(10);
+/// How much is read at once.
+const CHUNK: usize = 64 * 1024;
+
+/// Where a command's standard streams go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stdio {
+    /// To three pipes.
+    Pipes,
+    /// To a terminal of this size.
+    Terminal {
+        /// Lines.
+        rows: u16,
+        /// Characters in a line.
+        columns: u16,
+    },
+}
+
+/// A hold of a command that was started. Dropping it ends the command and all it started.
+#[derive(Debug)]
+pub struct Execution {
+    sandbox: LinuxSandbox,
+    channel: Channel,
+    program: String,
+    timeout: Option<Duration>,
+    before: Refusals,
+    over_output: bool,
+    /// Writes to the command; dropped to tell it that there is no more.
+    pub stdin: Option<pipe::Sender>,
+    /// What [`Command::stdin`](crate::Command) asked to be written first.
+    pub input: Option<Vec<u8>>,
+    /// Reads what it writes to stdout.
+    pub stdout: Option<pipe::Receiver>,
+    /// Reads what it writes to stderr.
+    pub stderr: Option<pipe::Receiver>,
+}
+
+/// How a command ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ending {
+    /// How.
+    pub cause: ExecCause,
+    /// The exit code: its own where it has one.
+    pub exit_code: i32,
+    /// How long it took.
+    pub duration: Duration,
+    /// What it used.
+    pub usage: ResourceUsage,
+}
+
+impl Execution {
+    pub(crate) async fn start(
+        sandbox: LinuxSandbox,
+        plan: ExecPlan,
+        limits: &ResourceLimits,
+        stdio: Stdio,
+        before: Refusals,
+    ) -> Result<Self> {
+        let streams = match stdio {
+            Stdio::Pipes => Some(Pipes::new().map_err(|error| step("make pipes", error))?),
+            Stdio::Terminal { .. } => None,
+        };
+        let request = Request::Exec(request(&plan, limits, stdio)?);
+        let (channel, theirs) = Channel::pair().map_err(|error| step("make a socket", error))?;
+        let mut fds = vec![theirs.as_fd()];
+        fds.extend(streams.iter().flat_map(|pipes| pipes.theirs.iter().map(AsFd::as_fd)));
+        let sent = sandbox.control().send(&request, &fds).await;
+        sent.map_err(|error| step("reach init", error))?;
+        let ours = streams.map(|pipes| (pipes.stdin, pipes.stdout, pipes.stderr));
+        let (stdin, stdout, stderr) = match ours {
+            Some((stdin, stdout, stderr)) => (Some(stdin), Some(stdout), Some(stderr)),
+            None => (None, None, None),
+        };
+        let ExecPlan { program, timeout, stdin: input, .. } = plan;
+        let over_output = false;
+        Ok(Self {
+            sandbox,
+            channel,
+            program,
+            timeout,
+            before,
+            over_output,
+            stdin,
+            input,
+            stdout,
+            stderr,
+        })
+    }
+
+    /// Waits until its program runs; returns the outer side of its terminal if it has one.
+    pub async fn started(&mut self) -> Result<Option<OwnedFd>> {
+        match self.channel.receive::<ExecEvent>().await {
+            Ok(Some((ExecEvent::Started { .. }, mut fds))) => match fds.pop() {
+                // What comes from inside is used only if it is what it should be.
+                Some(fd) if !rustix::termios::isatty(&fd) => Err(SandboxError::Internal {
+                    message: "init sent something else than a terminal".to_owned(),
+                }),
+                terminal => Ok(terminal),
+            },
+            Ok(Some((ExecEvent::Refused { stage, errno }, _))) => Err(self.refused(stage, errno)),
+            Ok(Some((ExecEvent::Ended(_), _))) => Err(SandboxError::Internal {
+                message: "init ended a command before it started".to_owned(),
+            }),
+            Ok(None) => Err(self.sandbox.ended()),
+            Err(error) => Err(step("hear from init", error)),
+        }
+    }
+
+    /// Sends a signal to the command's process group.
+    pub async fn signal(&self, signal: i32) -> Result<()> {
+        self.control(ExecControl::Signal(signal)).await
+    }
+
+    /// Tells the command's terminal its new size.
+    pub async fn resize(&self, rows: u16, columns: u16) -> Result<()> {
+        self.control(ExecControl::Resize { rows, columns }).await
+    }
+
+    /// Ends the command because it wrote too much.
+    pub async fn stop_for_output(&mut self) -> Result<()> {
+        self.over_output = true;
+        self.control(ExecControl::Kill).await
+    }
+
+    async fn control(&self, control: ExecControl) -> Result<()> {
+        match self.channel.send(&control, &[]).await {
+            // It ended meanwhile; how is about to be read.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            other => other.map_err(|error| step("reach init", error)),
+        }
+    }
+
+    /// Waits until it ends.
+    pub async fn wait(&mut self) -> Result<Ending> {
+        let bound = self.timeout.unwrap_or(Duration::MAX / 4).saturating_add(GRACE);
+        match tokio::time::timeout(bound, self.next_end()).await {
+            Ok(ending) => ending,
+            Err(_) => {
+                // Init did not keep the time it was given: nothing it says counts any more.
+                self.sandbox.kill();
+                Ok(Ending::of(ExecCause::TimedOut, bound))
+            }
+        }
+    }
+
+    async fn next_end(&mut self) -> Result<Ending> {
+        loop {
+            match self.channel.receive::<ExecEvent>().await {
+                Ok(Some((ExecEvent::Started { .. }, _))) => {}
+                Ok(Some((ExecEvent::Refused { stage, errno }, _))) => {
+                    return Err(self.refused(stage, errno));
+                }
+                Ok(Some((ExecEvent::Ended(ended), _))) => return Ok(self.settle(&ended)),
+                Ok(None) => return self.orphaned(),
+                Err(error) => return Err(step("hear from init", error)),
+            }
+        }
+    }
+
+    /// Decides how the command ended, from what init saw and what the kernel counted.
+    fn settle(&self, ended: &Ended) -> Ending {
+        let after = self.sandbox.instance().groups().refusals();
+        let cause = cause(ended, self.before, after, self.over_output);
+        let exit_code = match (&cause, ended.status) {
+            (ExecCause::TimedOut, _) => cause.exit_code(),
+            (_, Status::Exited(code)) => code,
+            (_, Status::Signalled(_)) => cause.exit_code(),
+        };
+        let usage = ResourceUsage {
+            peak_memory_bytes: ended.peak_bytes,
+            cpu_time_ms: ended.cpu_us / 1000,
+            wall_time_ms: ended.wall_us / 1000,
+            bytes_written: ended.written_bytes,
+            bytes_read: ended.read_bytes,
+        };
+        self.sandbox.account(&usage);
+        Ending { cause, exit_code, duration: Duration::from_micros(ended.wall_us), usage }
+    }
+
+    /// Init is gone: the kernel may have chosen it when memory ran out, or somebody destroyed it.
+    fn orphaned(&self) -> Result<Ending> {
+        let after = self.sandbox.instance().groups().refusals();
+        if after.out_of_memory > self.before.out_of_memory {
+            return Ok(Ending::of(ExecCause::OutOfMemory, Duration::ZERO));
+        }
+        Err(self.sandbox.ended())
+    }
+
+    fn refused(&self, stage: Stage, errno: i32) -> SandboxError {
+        let source = io::Error::from_raw_os_error(errno);
+        let kind = match (stage, Errno::from_raw_os_error(errno)) {
+            (Stage::Suspended, _) => {
+                return SandboxError::Suspended { id: crate::Sandbox::id(&self.sandbox).clone() };
+            }
+            (Stage::Program, Errno::TOOBIG) => {
+                let what = "the command's arguments and environment".to_owned();
+                return SandboxError::TooLarge { what, limit: 2 << 20 };
+            }
+            (Stage::Program, Errno::NOENT | Errno::NOTDIR) => ProgramFault::NotFound,
+            (Stage::Program, _) => ProgramFault::NotExecutable,
+            (Stage::Workdir, _) => ProgramFault::Workdir,
+            (Stage::Fork, Errno::AGAIN | Errno::NOMEM) => ProgramFault::NoProcess,
+            (Stage::Fork | Stage::Prepare, _) => ProgramFault::Other,
+        };
+        SandboxError::Program { program: self.program.clone(), kind, source }
+    }
+}
+
+impl Ending {
+    fn of(cause: ExecCause, duration: Duration) -> Self {
+        let exit_code = cause.exit_code();
+        Self { cause, exit_code, duration, usage: ResourceUsage::default() }
+    }
+}
+
+/// Decides how a command ended. A limit is the cause only if the command did not succeed all the
+/// same.
+fn cause(ended: &Ended, before: Refusals, after: Refusals, over_output: bool) -> ExecCause {
+    match ended.stopped_by {
+        Some(StoppedBy::WallTime) => return ExecCause::TimedOut,
+        Some(StoppedBy::CpuTime) => return ExecCause::CpuTime,
+        Some(StoppedBy::Memory) => return ExecCause::OutOfMemory,
+        Some(StoppedBy::Client) if over_output => return ExecCause::OutputLimit,
+        Some(StoppedBy::Client) => {
+            return ExecCause::KilledByPolicy { reason: "ended by the caller".to_owned() };
+        }
+        None => {}
+    }
+    let succeeded = ended.status == Status::Exited(0);
+    if !succeeded && after.out_of_memory > before.out_of_memory {
+        ExecCause::OutOfMemory
+    } else if !succeeded && after.too_many_processes > before.too_many_processes {
+        ExecCause::TooManyProcesses
+    } else if !succeeded && ended.scratch_full {
+        ExecCause::DiskQuota
+    } else {
+        match ended.status {
+            Status::Exited(code) => ExecCause::Exited { code },
+            Status::Signalled(signal) => ExecCause::Signalled { signal },
+        }
+    }
+}
+
+fn request(plan: &ExecPlan, limits: &ResourceLimits, stdio: Stdio) -> Result<Exec> {
+    let mut env: std::collections::BTreeMap<&str, &str> = [
+        ("HOME", HOME),
+        ("LANG", "C.UTF-8"),
+        ("LOGNAME", "user"),
+        ("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"),
+        ("USER", "user"),
+    ]
+    .into();
+    env.extend(plan.env.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1);
+    Ok(Exec {
+        program: plan.program.clone().into_bytes(),
+        args: plan.args.iter().map(|arg| arg.clone().into_bytes()).collect(),
+        env: env.iter().map(|(name, value)| format!("{name}={value}").into_bytes()).collect(),
+        workdir: plan.workdir.as_os_str().as_bytes().to_vec(),
+        streams: match stdio {
+            Stdio::Pipes => Streams::Given,
+            Stdio::Terminal { rows, columns } => Streams::Terminal { rows, columns },
+        },
+        wall_ms: plan.timeout.map(millis),
+        cpu_ms: limits.max_cpu_time_ms,
+        open_files: limits.max_open_files.map(u64::from),
+    })
+}
+
+/// Our ends and the command's ends of its streams.
+struct Pipes {
+    stdin: pipe::Sender,
+    stdout: pipe::Receiver,
+    stderr: pipe::Receiver,
+    theirs: [OwnedFd; 3],
+}
+
+impl Pipes {
+    fn new() -> io::Result<Self> {
+        let pair = || pipe_with(PipeFlags::CLOEXEC);
+        let ((stdin_r, stdin_w), (stdout_r, stdout_w), (stderr_r, stderr_w)) =
+            (pair()?, pair()?, pair()?);
+        // Only our ends may not block: the command expects the streams it knows.
+        for ours in [&stdin_w, &stdout_r, &stderr_r] {
+            rustix::io::ioctl_fionbio(ours, true)?;
+        }
+        Ok(Self {
+            stdin: pipe::Sender::from_owned_fd(stdin_w)?,
+            stdout: pipe::Receiver::from_owned_fd(stdout_r)?,
+            stderr: pipe::Receiver::from_owned_fd(stderr_r)?,
+            theirs: [stdin_r, stdout_w, stderr_w],
+        })
+    }
+}
+
+fn step(step: &str, source: io::Error) -> SandboxError {
+    SandboxError::Step { step: step.to_owned(), path: None, source }
+}
+
+/// Runs a command to its end, feeds it its input and keeps its output.
+pub(crate) async fn capture(
+    mut execution: Execution,
+    ctx: &ExecContext,
+    max_output: Option<u64>,
+    receiver: Option<mpsc::Sender<StreamOutput>>,
+) -> Result<ExecReport> {
+    let mut kept = Capture::new(max_output, ctx, receiver.is_some());
+    let feed = feed(execution.stdin.take(), execution.input.take());
+    tokio::pin!(feed);
+    let (mut stdout, mut stderr) = (execution.stdout.take(), execution.stderr.take());
+    let (mut out, mut err) = (vec![0; CHUNK], vec![0; CHUNK]);
+    let (mut fed, mut stopped) = (false, false);
+    let ending = loop {
+        let room = tokio::select! {
+            () = &mut feed, if !fed => { fed = true; Room::Left }
+            read = read(&mut stdout, &mut out), if stdout.is_some() => {
+                take(read, &mut stdout, &out, &mut kept, Output::Stdout)
+            }
+            read = read(&mut stderr, &mut err), if stderr.is_some() => {
+                take(read, &mut stderr, &err, &mut kept, Output::Stderr)
+            }
+            ending = execution.wait() => break ending?,
+        };
+        forward(&mut kept, receiver.as_ref()).await;
+        if room == Room::Exceeded && !stopped {
+            stopped = true;
+            (stdout, stderr) = (None, None);
+            execution.stop_for_output().await?;
+        }
+    };
+    // What it wrote before it ended is in the pipes by now. What goes on in the background may hold
+    // them open for ever; that is not waited for.
+    for (reader, buffer, channel) in
+        [(&mut stdout, &mut out, Output::Stdout), (&mut stderr, &mut err, Output::Stderr)]
+    {
+        while let Some(pipe) = reader {
+            match pipe.try_read(buffer) {
+                Ok(length) if length > 0 => {
+                    if kept.take(channel, &buffer[..length]) == Room::Exceeded {
+                        stopped = true;
+                        break;
+                    }
+                }
+                Ok(_) | Err(_) => break,
+            }
+        }
+    }
+    forward(&mut kept, receiver.as_ref()).await;
+    // A command that ended by itself, but with more in its pipes than it may say, said too much.
+    let over = stopped && matches!(ending.cause, ExecCause::Exited { .. });
+    let cause = if over { ExecCause::OutputLimit } else { ending.cause };
+    let output = ExecOutput {
+        exit_code: ending.exit_code,
+        stdout: kept.stdout,
+        stderr: kept.stderr,
+        duration: ending.duration,
+        timed_out: cause == ExecCause::TimedOut,
+        resource_limited: cause.is_resource_limit(),
+        resource_usage: Some(ending.usage),
+    };
+    if let Some(receiver) = receiver {
+        let _ = receiver.send(StreamOutput::Exit { code: output.exit_code }).await;
+    }
+    Ok(ExecReport::with_exit_code(output, cause))
+}
+
+/// Writes the input of a command and closes its stdin.
+async fn feed(stdin: Option<pipe::Sender>, input: Option<Vec<u8>>) {
+    if let (Some(mut stdin), Some(input)) = (stdin, input) {
+        // A command need not read what it is given.
+        let _ = stdin.write_all(&input).await;
+    }
+}
+
+async fn read(pipe: &mut Option<pipe::Receiver>, buffer: &mut [u8]) -> io::Result<usize> {
+    match pipe {
+        Some(pipe) => pipe.read(buffer).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn take(
+    read: io::Result<usize>,
+    pipe: &mut Option<pipe::Receiver>,
+    buffer: &[u8],
+    kept: &mut Capture,
+    channel: Output,
+) -> Room {
+    match read {
+        Ok(length) if length > 0 => kept.take(channel, &buffer[..length]),
+        Ok(_) | Err(_) => {
+            *pipe = None;
+            Room::Left
+        }
+    }
+}
+
+/// Hands on what has arrived; whoever does not want it any more does not stop the command.
+async fn forward(kept: &mut Capture, receiver: Option<&mpsc::Sender<StreamOutput>>) {
+    while let (Some(receiver), Some(piece)) = (receiver, kept.pending.pop_front()) {
+        let _ = receiver.send(piece).await;
+    }
+}

@@ -1,0 +1,175 @@
+//! Finding out what this host can enforce, by trying.
+
+use serde::Serialize;
+
+use super::host::Privilege;
+use super::{LinuxBackend, NAME};
+use crate::profile;
+use crate::{
+    BackendCapabilities, Bound, Command, CreateOptions, ExecCause, ExecContext, Limit,
+    ResourceLimits, Sandbox, SandboxSpec,
+};
+
+/// One layer of a sandbox, as this host has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// Which layer.
+    pub layer: String,
+    /// Whether it holds, found by trying.
+    pub holds: bool,
+    /// What was tried and seen.
+    pub detail: String,
+    /// What would mend it, where it does not hold.
+    pub fix: Option<String>,
+}
+
+/// Everything that was tried on this host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct HostReport {
+    /// One line a layer.
+    pub findings: Vec<Finding>,
+}
+
+impl HostReport {
+    /// Reports whether a layer holds.
+    pub fn holds(&self, layer: &str) -> bool {
+        self.findings.iter().any(|finding| finding.layer == layer && finding.holds)
+    }
+
+    /// Reports whether sandboxes can be made here at all.
+    pub fn is_usable(&self) -> bool {
+        self.holds("sandbox")
+    }
+
+    fn note(&mut self, layer: &str, holds: bool, detail: impl Into<String>, fix: &str) {
+        let fix = (!holds).then(|| fix.to_owned()).filter(|fix| !fix.is_empty());
+        self.findings.push(Finding { layer: layer.to_owned(), holds, detail: detail.into(), fix });
+    }
+
+    /// Says the same in the terms of the contract.
+    pub(crate) fn capabilities(&self) -> BackendCapabilities {
+        let all = |layers: &[&str]| layers.iter().all(|layer| self.holds(layer));
+        let profiles = if self.is_usable() { profile::profile_names() } else { Vec::new() };
+        BackendCapabilities {
+            name: NAME.to_owned(),
+            filesystem_isolation: all(&["mounts", "landlock", "proc"]),
+            network_isolation: all(&["network"]),
+            process_isolation: all(&["processes"]),
+            resource_limits: all(&["memory", "processes limit", "cpu", "quota"]),
+            syscall_filtering: all(&["seccomp"]),
+            persistent_sandboxes: false,
+            snapshots: false,
+            max_concurrent_sandboxes: None,
+            available_profiles: profiles.into_iter().map(str::to_owned).collect(),
+            platform_features: self
+                .findings
+                .iter()
+                .filter(|finding| finding.holds)
+                .map(|finding| format!("{}: {}", finding.layer, finding.detail))
+                .collect(),
+        }
+    }
+}
+
+/// Makes a sandbox, tries every wall from inside and every limit, and removes it.
+pub(crate) async fn examine(backend: &LinuxBackend) -> HostReport {
+    let mut report = HostReport::default();
+    let who = match backend.host().privilege {
+        Privilege::Root => "root: each sandbox has 65536 ids of its own".to_owned(),
+        Privilege::User { uid, .. } => format!("user {uid}: one id, the caller's"),
+    };
+    let limits = ResourceLimits {
+        max_memory_bytes: Some(64 << 20),
+        max_processes: Some(16),
+        max_write_bytes: Some(1 << 20),
+        ..ResourceLimits::default()
+    };
+    let spec = SandboxSpec { limits, ..SandboxSpec::default() };
+    let options = CreateOptions { accept_missing: Limit::ALL.into(), ..CreateOptions::default() };
+    let sandbox = match backend.create(&spec, &options).await {
+        Ok(sandbox) => sandbox,
+        Err(error) => {
+            let mut chain = error.to_string();
+            let mut source = std::error::Error::source(&error);
+            while let Some(cause) = source {
+                chain = format!("{chain}: {cause}");
+                source = cause.source();
+            }
+            report.note("sandbox", false, chain, fix_for(&error.to_string()));
+            return report;
+        }
+    };
+    report.note("sandbox", true, who, "");
+    let tries = sandbox.try_walls().await.unwrap_or_default();
+    for (layer, names) in [
+        ("mounts", &["mount", "device node", "write /usr"][..]),
+        ("processes", &["read /proc/1"]),
+        ("proc", &["write /proc/sys", "read /proc/kcore"]),
+        ("network", &["packet socket", "raw socket", "vsock"]),
+        ("capabilities", &["become root", "cgroup namespace"]),
+        ("seccomp", &["keyring"]),
+    ] {
+        let refused =
+            |name: &&&str| tries.iter().any(|(tried, errno)| tried == **name && *errno != 0);
+        let held = names.iter().filter(refused).count();
+        let detail = format!("{} refused from inside", names.join(", "));
+        report.note(layer, held == names.len(), detail, "please report this as a bug");
+    }
+    let enforcement = sandbox.enforcement();
+    let landlock = enforcement.layers.iter().find(|layer| layer.name == "landlock");
+    let detail = landlock.map_or_else(String::new, |layer| layer.detail.clone());
+    report.note("landlock", landlock.is_some(), detail, "boot with lsm=landlock,...");
+    try_limits(&sandbox, &mut report).await;
+    let resumed = sandbox.suspend().await.is_ok() && sandbox.resume().await.is_ok();
+    report.note("suspend", resumed, "stopped and continued", "");
+    let removed = sandbox.destroy().await;
+    report.note("removal", removed.is_ok(), "nothing is left", "");
+    report
+}
+
+/// Provokes each limit that the kernel is to hold.
+async fn try_limits(sandbox: &super::LinuxSandbox, report: &mut HostReport) {
+    const DELEGATE: &str = "run as root, or in a delegated cgroup: systemd-run --user --scope -p \
+                            Delegate=yes warren ...";
+    let by = |limit: Limit| {
+        let enforced = sandbox.enforcement().limits.into_iter();
+        enforced.into_iter().find(|enforced| enforced.limit == limit)
+    };
+    let shell = async |script: &str| {
+        let command = Command::new("/bin/sh").args(["-c", script]);
+        sandbox.exec_report(&command, &ExecContext::default()).await
+    };
+    let exact = |limit| by(limit).is_some_and(|enforced| enforced.bound == Bound::Exact);
+    let detail = |limit| by(limit).map_or_else(String::new, |enforced| enforced.by);
+
+    // `tail` keeps a line until it ends, and this one never does.
+    let greedy = shell("tail /dev/zero").await;
+    let held = greedy.is_ok_and(|report| report.cause == ExecCause::OutOfMemory);
+    report.note("memory", held && exact(Limit::Memory), detail(Limit::Memory), DELEGATE);
+    let fork = "i=0; while [ $i -lt 40 ]; do sleep 5 & i=$((i+1)); done; exit 0";
+    let bounded =
+        shell(fork).await.is_ok_and(|report| report.cause != ExecCause::Exited { code: 0 });
+    let held = bounded && exact(Limit::Processes);
+    report.note("processes limit", held, detail(Limit::Processes), DELEGATE);
+    report.note("cpu", exact(Limit::CpuWeight), detail(Limit::CpuWeight), DELEGATE);
+    let filled = shell("head -c 4000000 /dev/zero > /tmp/fill").await;
+    let held = filled.is_ok_and(|report| report.cause == ExecCause::DiskQuota);
+    report.note("quota", held, detail(Limit::Write), "");
+}
+
+/// Finds what to do about the step that failed.
+fn fix_for(error: &str) -> &'static str {
+    if error.contains("namespaces") {
+        "allow user namespaces: sysctl kernel.unprivileged_userns_clone=1, \
+         user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns=0; in a container, \
+         run it with user namespaces allowed"
+    } else if error.contains("Landlock") {
+        "boot with Landlock in the list of security modules: lsm=landlock,..."
+    } else if error.contains("/proc") {
+        "this container masks its own /proc; run it without masks, or on the host"
+    } else if error.contains("overlay") {
+        "load the overlay module (modprobe overlay), Linux 5.11 or later"
+    } else {
+        ""
+    }
+}
