@@ -363,20 +363,19 @@ impl Instance {
         let workdir = self.on_host(&plan.workdir);
         let fault =
             |kind, source| SandboxError::Program { program: plan.program.clone(), kind, source };
-        // Looked at beforehand because the errors of chdir and exec cannot be told apart after.
-        fs::read_dir(&workdir).map_err(|source| fault(ProgramFault::Workdir, source))?;
-        let mut command = std::process::Command::new(&plan.program);
-        command.args(&plan.args).env_clear().env("PATH", PATH).envs(&plan.env);
-        command.current_dir(workdir).process_group(0);
-        command.stdin(if plan.stdin.is_some() { Stdio::piped() } else { Stdio::null() });
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-
         let mut life = lock(&self.life);
         match life.state() {
             State::Running => {}
             State::Suspended => return Err(SandboxError::Suspended { id: self.id.clone() }),
             State::Ended => return Err(self.ended()),
         }
+        // Looked at beforehand because the errors of chdir and exec cannot be told apart after.
+        fs::metadata(workdir.join(".")).map_err(|source| fault(ProgramFault::Workdir, source))?;
+        let mut command = std::process::Command::new(&plan.program);
+        command.args(&plan.args).env_clear().env("PATH", PATH).envs(&plan.env);
+        command.current_dir(workdir).process_group(0);
+        command.stdin(if plan.stdin.is_some() { Stdio::piped() } else { Stdio::null() });
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = tokio::process::Command::from(command).spawn();
         let child = child.map_err(|source| fault(program_fault(&source), source))?;
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);

@@ -1,7 +1,7 @@
 //! The ways of walling a sandbox off from the host.
 //!
-//! Here is what they share: deciding what an exec runs as ([`ExecPlan`]) and keeping its output
-//! within bounds ([`Capture`]). How the walls are built is left to each backend.
+//! Here is what they share: deciding what an exec runs as (`ExecPlan`) and keeping its output
+//! within bounds (`Capture`). How the walls are built is left to each backend.
 
 pub mod fake;
 pub mod host;

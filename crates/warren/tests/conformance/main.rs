@@ -1,0 +1,145 @@
+//! The conformance suite on the backends that need nothing of the host.
+
+#![expect(clippy::unwrap_used, reason = "a helper of a test may panic as the test may")]
+
+#[path = "mod.rs"]
+#[macro_use]
+mod conformance;
+
+use std::sync::Arc;
+
+use conformance::{Expect, Given, Workdir};
+use warren::backend::{FakeBackend, HostBackend, HostConfig};
+use warren::{CreateOptions, IsolationBackend, Limit, ResourceLimits, SandboxError, SandboxSpec};
+
+fn given_fake() -> Given {
+    let expect = Expect {
+        runs_programs: false,
+        workdir: Workdir::AsInTheSpec,
+        snapshots: true,
+        unenforceable: [].into(),
+    };
+    let backend = FakeBackend::new();
+    let counts = backend.clone();
+    let left = move || {
+        let counts = counts.counts();
+        let left = (counts.live, counts.running, counts.created - counts.destroyed);
+        if left == (0, 0, 0) { Vec::new() } else { vec![format!("{counts:?}")] }
+    };
+    Given { backend: Arc::new(backend), expect, left: Box::new(left) }
+}
+
+fn host(accept_no_isolation: bool, directory: &tempfile::TempDir) -> HostBackend {
+    HostBackend::in_directory(HostConfig { accept_no_isolation }, directory.path())
+}
+
+fn given_host() -> Given {
+    let expect = Expect {
+        runs_programs: true,
+        workdir: Workdir::Elsewhere,
+        snapshots: false,
+        unenforceable: [
+            Limit::Memory,
+            Limit::CpuTime,
+            Limit::Processes,
+            Limit::OpenFiles,
+            Limit::Write,
+            Limit::CpuWeight,
+            Limit::CpuQuota,
+        ]
+        .into(),
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let backend = Arc::new(host(true, &directory));
+    let left = move || {
+        let entries = std::fs::read_dir(directory.path()).unwrap();
+        entries.map(|entry| entry.unwrap().path().display().to_string()).collect()
+    };
+    Given { backend, expect, left: Box::new(left) }
+}
+
+conformance!(fake, given_fake());
+conformance!(host, given_host());
+
+#[tokio::test]
+async fn the_host_backend_creates_nothing_until_its_lack_of_isolation_is_accepted() {
+    let directory = tempfile::tempdir().unwrap();
+    let wary = host(false, &directory);
+    let error = wary.create_sandbox(&SandboxSpec::default()).await.unwrap_err();
+    assert_eq!(error.to_string(), "the host backend does not support isolation of any kind here");
+    assert!(error.hint().is_some() && !wary.health_check().await.unwrap().healthy);
+    let accepted = host(true, &directory);
+    accepted.create_sandbox(&SandboxSpec::default()).await.expect("control");
+}
+
+#[tokio::test]
+async fn the_host_backend_says_in_every_capability_that_it_isolates_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let backend = host(true, &directory);
+    let probed = backend.probe().await.unwrap();
+    assert!(probed.is_soft_isolation() && !probed.is_fully_isolated());
+    assert!(!probed.network_isolation && !probed.resource_limits && !probed.syscall_filtering);
+    let sandbox = backend.create_sandbox(&SandboxSpec::default()).await.unwrap();
+    let capabilities = sandbox.capabilities();
+    assert!(capabilities.has_network && !capabilities.syscall_filter_active);
+    let held = ResourceLimits {
+        max_wall_time_ms: Some(120_000),
+        max_output_bytes: Some(10 << 20),
+        ..ResourceLimits::unlimited()
+    };
+    assert_eq!(capabilities.limits, held, "only what is held is claimed");
+    assert!(sandbox.enforcement().layers.is_empty() && !sandbox.enforcement().warnings.is_empty());
+}
+
+#[tokio::test]
+async fn the_host_backend_refuses_what_it_cannot_keep() {
+    let directory = tempfile::tempdir().unwrap();
+    let backend = host(true, &directory);
+    type Change = fn(&mut SandboxSpec);
+    let rows: [(Change, &str); 6] = [
+        (|spec| spec.profile = "strict".into(), "unsupported"),
+        (|spec| spec.seccomp_profile = Some("strict".into()), "unsupported"),
+        (|spec| spec.allowed_network = vec!["example.org".into()], "unsupported"),
+        (
+            |spec| {
+                spec.bind_mounts = vec![warren::BindMount {
+                    source: "/usr".into(),
+                    target: "/elsewhere".into(),
+                    readonly: true,
+                }];
+            },
+            "unsupported",
+        ),
+        (|spec| spec.limits.max_memory_bytes = Some(1 << 30), "limit_not_enforceable"),
+        (|spec| spec.allowed_paths_ro = vec!["/no/such/path".into()], "step_failed"),
+    ];
+    for (i, (change, code)) in rows.into_iter().enumerate() {
+        let mut spec = SandboxSpec::default();
+        change(&mut spec);
+        let error = backend.create_sandbox(&spec).await.unwrap_err();
+        assert_eq!(error.code(), code, "row {i}: {error}");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0, "row {i}");
+    }
+}
+
+#[tokio::test]
+async fn a_dropped_host_backend_leaves_nothing_behind() {
+    let directory = tempfile::tempdir().unwrap();
+    let backend = host(true, &directory);
+    let sandbox = backend.create_sandbox(&SandboxSpec::default()).await.unwrap();
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "control");
+    drop(backend);
+    assert!(sandbox.is_alive().await, "a handle keeps its sandbox");
+    drop(sandbox);
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn the_fake_backend_without_limits_refuses_the_one_that_was_demanded() {
+    let backend = FakeBackend::new();
+    backend.set_capabilities(|claims| claims.resource_limits = false);
+    let options = CreateOptions { demanded: [Limit::Memory].into(), ..Default::default() };
+    let error = backend.create_sandbox_with(&SandboxSpec::default(), &options).await.unwrap_err();
+    assert!(matches!(error, SandboxError::LimitNotEnforceable { limit: Limit::Memory, .. }));
+    assert_eq!(backend.counts().created, 0);
+}
