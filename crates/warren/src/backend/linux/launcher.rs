@@ -5,11 +5,11 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 
-use tokio::io::unix::AsyncFd;
 use warren_init::plan::Plan;
 use warren_init::protocol;
 use warren_sys::{fd, socket};
 
+use super::channel::watch;
 use crate::{Result, SandboxError};
 
 /// Starts sandboxes. It is started itself when first needed, and again should it ever die.
@@ -78,8 +78,8 @@ impl Launcher {
         loop {
             match protocol::send(&socket, plan, &[control.as_fd()]) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let socket = AsyncFd::new(socket.as_fd()).map_err(send_failed)?;
-                    socket.writable().await.map_err(send_failed)?.clear_ready();
+                    let again = socket.try_clone().and_then(watch).map_err(send_failed)?;
+                    again.writable().await.map_err(send_failed)?.clear_ready();
                 }
                 other => return other.map_err(send_failed),
             }
