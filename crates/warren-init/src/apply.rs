@@ -41,7 +41,8 @@ pub(crate) fn become_init(
 ) -> ! {
     let mut keep = vec![control, go];
     keep.extend(work.iter().chain(&lock));
-    let closed = step("close what was inherited", "", fd::close_all_except(&keep));
+    let closed = fd::close_all_except(&keep).and_then(|()| fd::occupy_streams(c"/dev/null"));
+    let closed = step("close what was inherited", "", closed);
     let ready = closed.and_then(|()| {
         let (go, trees) = step("wait for the launcher", "", wait_for_go(go))?;
         apply(plan, trees, go.shifted, work.as_ref())

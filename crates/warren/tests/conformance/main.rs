@@ -77,12 +77,13 @@ fn sandboxed_processes() -> Vec<String> {
 }
 
 fn given_linux() -> Given {
-    let expect = Expect {
-        runs_programs: true,
-        workdir: Workdir::AsInTheSpec,
-        snapshots: false,
-        unenforceable: [].into(),
+    // A plain user has no cgroup on a host that delegates none.
+    let unenforceable = match rustix::process::geteuid().is_root() {
+        true => [].into(),
+        false => [Limit::Memory, Limit::CpuWeight, Limit::CpuQuota].into(),
     };
+    let workdir = Workdir::AsInTheSpec;
+    let expect = Expect { runs_programs: true, workdir, snapshots: false, unenforceable };
     let backend = Arc::new(LinuxBackend::new().unwrap());
     Given { backend, expect, left: Box::new(sandboxed_processes) }
 }
@@ -90,6 +91,27 @@ fn given_linux() -> Given {
 conformance!(fake, given_fake());
 conformance!(linux, given_linux());
 conformance!(host, given_host());
+
+/// Runs the linux cases of this very program once more, as `nobody`.
+#[test]
+fn the_linux_backend_conforms_for_a_plain_user_too() {
+    assert!(rustix::process::geteuid().is_root(), "only root can become somebody else here");
+    let directory = tempfile::tempdir().unwrap();
+    let program = directory.path().join("conformance");
+    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(directory.path(), open).unwrap();
+    let output = std::process::Command::new("setpriv")
+        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "--"])
+        .arg(&program)
+        .args(["linux::", "--test-threads", "1"])
+        .current_dir("/")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(!text.contains(" 0 passed"), "control: cases did run: {text}");
+}
 
 #[tokio::test]
 async fn the_host_backend_creates_nothing_until_its_lack_of_isolation_is_accepted() {
