@@ -5,12 +5,12 @@
 //! inherits and cannot raise, and init finds them by it.
 
 use std::fs;
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::fs::{AtFlags, Mode, OFlags};
-use rustix::process::{Pid, Signal};
+use rustix::process::Signal;
 use warren_sys::{cgroup, cred, process};
 
 /// The group that holds the groups of commands, and the id that owns it.
@@ -162,15 +162,27 @@ pub(crate) fn kill_marked(mark: u64, suspended: bool) -> io::Result<()> {
     if suspended { Ok(()) } else { process::signal_all(Signal::CONT) }
 }
 
-/// Returns the bytes that an ended but not yet reaped child, and the children it waited for, read
-/// and wrote by system calls.
-pub(crate) fn transferred(pid: Pid) -> (u64, u64) {
-    let mut text = String::new();
-    let path = format!("/proc/{}/io", pid.as_raw_nonzero());
-    let read = fs::File::open(path).and_then(|mut file| file.read_to_string(&mut text));
-    if read.is_err() {
-        return (0, 0);
+/// Counts the bytes that children and their children read and wrote, by whatever call.
+///
+/// The kernel adds them to init's own account when it reaps a child. The file is opened first of
+/// all, because a process that changes its identity may not open it again.
+#[derive(Debug)]
+pub(crate) struct Meter(OwnedFd);
+
+impl Meter {
+    pub(crate) fn open() -> io::Result<Self> {
+        Ok(Self(rustix::fs::open(
+            c"/proc/self/io",
+            OFlags::RDONLY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?))
     }
-    let field = |key: &str| cgroup::field(&text, key).unwrap_or_default();
-    (field("rchar:"), field("wchar:"))
+
+    /// Returns the bytes read and written so far. A kernel that does not count has none.
+    pub(crate) fn read(&self) -> (u64, u64) {
+        let text = read_all(&self.0).unwrap_or_default();
+        let field = |key: &str| cgroup::field(&text, key).unwrap_or_default();
+        // Looking is reading too, and is not the child's.
+        (field("rchar:") + text.len() as u64, field("wchar:"))
+    }
 }

@@ -20,6 +20,7 @@ use warren_sys::mount::{self, Attributes};
 use warren_sys::seccomp::{self, Instruction};
 use warren_sys::{cred, fd, keyring, net, process};
 
+use crate::account::Meter;
 use crate::launcher::step;
 use crate::serve;
 
@@ -40,16 +41,17 @@ pub(crate) fn become_init(
 ) -> ! {
     let mut keep = vec![control, go];
     keep.extend(work.iter().chain(&lock));
-    let closed = step("close what was inherited", "", fd::close_all_except(&keep));
+    let closed = fd::close_all_except(&keep).and_then(|()| fd::occupy_streams(c"/dev/null"));
+    let closed = step("close what was inherited", "", closed);
     let ready = closed.and_then(|()| {
         let (go, trees) = step("wait for the launcher", "", wait_for_go(go))?;
-        apply(plan, trees, go.shifted)
+        apply(plan, trees, go.shifted, work.as_ref())
     });
     match ready {
-        Ok(proof) => {
+        Ok((proof, meter)) => {
             let _ = protocol::send(control, &Report::Ready(proof), &[]);
             // The lock says that this sandbox's ids are in use; it lives as long as init.
-            serve::serve(plan, control, work, lock)
+            serve::serve(plan, control, work, meter, lock)
         }
         Err(failure) => {
             let _ = protocol::send(control, &Report::Failed(failure), &[]);
@@ -68,7 +70,14 @@ pub(crate) fn bind_attributes(planned: &plan::Mount) -> Attributes {
     Attributes { read_only: !planned.writable, no_devices: true, no_exec: false }
 }
 
-fn apply(plan: &Plan, trees: Vec<OwnedFd>, shifted: bool) -> Result<Proof, Failure> {
+fn apply(
+    plan: &Plan,
+    trees: Vec<OwnedFd>,
+    shifted: bool,
+    work: Option<&OwnedFd>,
+) -> Result<(Proof, Meter), Failure> {
+    // Before the first change of identity, which makes it root's of the host.
+    let meter = step("open", "/proc/self/io", Meter::open())?;
     if plan.identity == Identity::Range {
         step("leave the groups of", "the launcher", cred::leave_groups())?;
         step("become", "root of the sandbox", cred::become_only(0))?;
@@ -88,9 +97,10 @@ fn apply(plan: &Plan, trees: Vec<OwnedFd>, shifted: bool) -> Result<Proof, Failu
     step("enter the new root", "", mount::pivot_to(root.as_fd()))?;
     drop(root);
     step("open", "/dev/null", quiet_streams())?;
-    lock_down(plan)?;
+    lock_down(plan, work)?;
     prove(&outside)?;
-    Ok(Proof { landlock_abi: landlock::abi().unwrap_or_default(), owners_shifted: shifted })
+    let landlock_abi = landlock::abi().unwrap_or_default();
+    Ok((Proof { landlock_abi, owners_shifted: shifted }, meter))
 }
 
 fn set_hostname(name: &str) -> io::Result<()> {
@@ -285,7 +295,7 @@ fn quiet_streams() -> io::Result<()> {
 }
 
 /// Gives up every right that was needed so far, and that could be used against the host.
-fn lock_down(plan: &Plan) -> Result<(), Failure> {
+fn lock_down(plan: &Plan, work: Option<&OwnedFd>) -> Result<(), Failure> {
     rustix::process::umask(Mode::from_raw_mode(0o022));
     let _ = rustix::thread::set_name(c"warren-init");
     for (resource, value) in [
@@ -319,7 +329,7 @@ fn lock_down(plan: &Plan) -> Result<(), Failure> {
         let set = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
         step("bind to the launcher", "", set.map_err(io::Error::from))?;
     }
-    step("restrict by Landlock", "", restrict(&plan.landlock))?;
+    step("restrict by Landlock", "", restrict(&plan.landlock, work))?;
     let program: Vec<_> = plan.filter.init.iter().copied().map(Instruction::from_bits).collect();
     step("install the seccomp filter", "", seccomp::install(&program))
 }
@@ -331,10 +341,14 @@ fn lower_limit(resource: Resource, value: u64) -> io::Result<()> {
     process::limit(resource, value)
 }
 
-fn restrict(planned: &plan::Landlock) -> io::Result<()> {
+fn restrict(planned: &plan::Landlock, work: Option<&OwnedFd>) -> io::Result<()> {
     let rules = Ruleset::new(landlock::abi()?, planned.tcp)?;
     let root = mount::open_place(CWD, c"/")?;
     rules.allow(root.as_fd(), Kind::Directory, Access::Read)?;
+    if let Some(work) = work {
+        // For init alone: a command has no descriptor of it, no path to it, and is not its owner.
+        rules.allow(work.as_fd(), Kind::Directory, Access::Full)?;
+    }
     for path in &planned.writable {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let place = rustix::fs::open(path.as_str(), flags, Mode::empty())?;

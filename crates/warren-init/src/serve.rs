@@ -17,7 +17,7 @@ use warren_init::protocol::{
 use warren_sys::process::{self, End, SingleThreaded};
 use warren_sys::seccomp::Instruction;
 
-use crate::account::{self, Leaf, Work};
+use crate::account::{self, Leaf, Meter, Work};
 use crate::exec::{self, Starter};
 use crate::launcher::drain;
 use crate::probe;
@@ -49,6 +49,7 @@ struct Running {
 struct Init<'a> {
     plan: &'a Plan,
     starter: Starter,
+    meter: Meter,
     work: Option<Work>,
     running: HashMap<Pid, Running>,
     /// Groups of commands that ended but left something running.
@@ -60,7 +61,13 @@ struct Init<'a> {
 }
 
 /// Serves until nobody is there to serve.
-pub(crate) fn serve(plan: &Plan, control: &OwnedFd, work: Option<OwnedFd>, _lock: Option<OwnedFd>) {
+pub(crate) fn serve(
+    plan: &Plan,
+    control: &OwnedFd,
+    work: Option<OwnedFd>,
+    meter: Meter,
+    _lock: Option<OwnedFd>,
+) {
     let Ok(proof) = SingleThreaded::claim() else { return };
     let Ok(children) = process::child_events() else { return };
     let filter = plan.filter.workload.iter().copied().map(Instruction::from_bits).collect();
@@ -68,6 +75,7 @@ pub(crate) fn serve(plan: &Plan, control: &OwnedFd, work: Option<OwnedFd>, _lock
     let mut init = Init {
         plan,
         starter: Starter { proof, filter, nice: plan.bounds.nice },
+        meter,
         work: work.map(|group| Work { group, owner, next: 1 }),
         running: HashMap::new(),
         lingering: Vec::new(),
@@ -249,7 +257,7 @@ impl Init<'_> {
     fn reap(&mut self) {
         while let Ok(Some(pid)) = process::peek_ended() {
             let command = self.running.contains_key(&pid);
-            let transferred = if command { account::transferred(pid) } else { (0, 0) };
+            let before = self.meter.read();
             // Asked before it is reaped: afterwards nobody knows whose orphan it was.
             let mark = if command || self.work.is_some() {
                 None
@@ -259,6 +267,9 @@ impl Init<'_> {
             let Ok((end, usage)) = process::reap(pid) else { return };
             if command {
                 self.started(pid);
+                let after = self.meter.read();
+                let transferred =
+                    (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1));
                 if let Some(running) = self.running.remove(&pid) {
                     self.ended(running, end, usage, transferred);
                 }

@@ -1,11 +1,12 @@
 //! Descriptors: closing what was inherited, sealed memory files, locks on byte ranges.
 #![expect(unsafe_code, reason = "close_range and OFD locks have no safe wrapper")]
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 
 /// Closes every descriptor of this process except those in `keep`.
 ///
@@ -55,6 +56,18 @@ pub fn install_as(fd: impl AsFd, number: i32) -> io::Result<()> {
     // SAFETY: dup2 takes two integers. Replacing `number` may pull it from under an `OwnedFd`; the
     // caller names a standard stream, which no `OwnedFd` of Warren holds.
     crate::check(unsafe { libc::dup2(raw, number) }).map(drop)
+}
+
+/// Opens `path` on each of 0, 1 and 2 that is closed, so that nothing else lands there.
+pub fn occupy_streams(path: &CStr) -> io::Result<()> {
+    loop {
+        let fd = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+        if fd.as_raw_fd() > 2 {
+            return Ok(());
+        }
+        // It stays open; the standard streams belong to the process, not to a value.
+        std::mem::forget(fd);
+    }
 }
 
 /// Takes over descriptor `number`, which this process was started with.

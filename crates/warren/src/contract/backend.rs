@@ -150,19 +150,18 @@ pub struct BackendCapabilities {
 }
 
 impl BackendCapabilities {
-    /// Tells whether every wall stands: files, network, processes, limits and system calls.
+    /// Tells whether every wall stands: files, network, processes and system calls.
     pub fn is_fully_isolated(&self) -> bool {
         self.filesystem_isolation
             && self.network_isolation
             && self.process_isolation
-            && self.resource_limits
             && self.syscall_filtering
     }
 
-    /// Tells whether there is no wall that a program could not step around: neither its files nor
-    /// its processes are its own.
+    /// Tells whether there is no wall that a program could not step around: neither the files it
+    /// sees nor the calls it makes are held back by the kernel.
     pub fn is_soft_isolation(&self) -> bool {
-        !self.filesystem_isolation && !self.process_isolation
+        !self.filesystem_isolation && !self.syscall_filtering
     }
 }
 

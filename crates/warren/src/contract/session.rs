@@ -48,14 +48,14 @@ impl SandboxSession {
 
     /// Tells whether the session has rested for longer than its state allows.
     ///
-    /// A session that ended has nothing left to time out. A clock that went backwards counts as no
-    /// time at all, so a wrong clock ends nobody's session early.
+    /// One that ended is always past its time. A clock that went backwards counts as no time at all,
+    /// so a wrong clock ends nobody's session early.
     pub fn is_timed_out(&self) -> bool {
         let allowed = match self.state {
             SessionState::Active => self.timeouts.idle_timeout,
             SessionState::Detached => self.timeouts.detach_timeout,
             SessionState::Suspended => self.timeouts.suspend_timeout,
-            SessionState::Terminated => return false,
+            SessionState::Terminated => return true,
         };
         let rested = Utc::now().signed_duration_since(self.last_active_at);
         rested.to_std().is_ok_and(|rested| rested > allowed)
@@ -69,7 +69,6 @@ impl SandboxSession {
 
 /// Where in its life a session is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
 pub enum SessionState {
     /// The client is there.
     Active,
@@ -146,7 +145,7 @@ mod tests {
             (SessionState::Detached, 3_601, true),
             (SessionState::Suspended, 86_399, false),
             (SessionState::Suspended, 86_401, true),
-            (SessionState::Terminated, 1_000_000, false),
+            (SessionState::Terminated, 1_000_000, true),
         ] {
             let mut session = session(state);
             session.last_active_at = Utc::now() - chrono::Duration::seconds(rested_secs);

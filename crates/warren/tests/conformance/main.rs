@@ -1,4 +1,4 @@
-//! The conformance suite on the backends that need nothing of the host.
+//! The conformance suite on every backend.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test may panic as the test may")]
 
@@ -9,7 +9,7 @@ mod conformance;
 use std::sync::Arc;
 
 use conformance::{Expect, Given, Workdir};
-use warren::backend::{FakeBackend, HostBackend, HostConfig};
+use warren::backend::{FakeBackend, HostBackend, HostConfig, LinuxBackend};
 use warren::{CreateOptions, IsolationBackend, Limit, ResourceLimits, SandboxError, SandboxSpec};
 
 fn given_fake() -> Given {
@@ -58,8 +58,60 @@ fn given_host() -> Given {
     Given { backend, expect, left: Box::new(left) }
 }
 
+/// Lists the processes that descend from this one, its launcher left out.
+fn sandboxed_processes() -> Vec<String> {
+    let children = |pid: &str| {
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        let lists = tasks.map(|task| std::fs::read_to_string(task.path().join("children")));
+        let pids = lists
+            .flatten()
+            .flat_map(|list| list.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
+        pids.collect::<Vec<_>>()
+    };
+    // One that has ended is there until its parent looks, which the launcher does at once.
+    let runs = |pid: &String| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+    };
+    children("self").iter().flat_map(|launcher| children(launcher)).filter(runs).collect()
+}
+
+fn given_linux() -> Given {
+    // A plain user has no cgroup on a host that delegates none.
+    let unenforceable = match rustix::process::geteuid().is_root() {
+        true => [].into(),
+        false => [Limit::Memory, Limit::CpuWeight, Limit::CpuQuota].into(),
+    };
+    let workdir = Workdir::AsInTheSpec;
+    let expect = Expect { runs_programs: true, workdir, snapshots: false, unenforceable };
+    let backend = Arc::new(LinuxBackend::new().unwrap());
+    Given { backend, expect, left: Box::new(sandboxed_processes) }
+}
+
 conformance!(fake, given_fake());
+conformance!(linux, given_linux());
 conformance!(host, given_host());
+
+/// Runs the linux cases of this very program once more, as `nobody`.
+#[test]
+fn the_linux_backend_conforms_for_a_plain_user_too() {
+    assert!(rustix::process::geteuid().is_root(), "only root can become somebody else here");
+    let directory = tempfile::tempdir().unwrap();
+    let program = directory.path().join("conformance");
+    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(directory.path(), open).unwrap();
+    let output = std::process::Command::new("setpriv")
+        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "--"])
+        .arg(&program)
+        .args(["linux::", "--test-threads", "1"])
+        .current_dir("/")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(!text.contains(" 0 passed"), "control: cases did run: {text}");
+}
 
 #[tokio::test]
 async fn the_host_backend_creates_nothing_until_its_lack_of_isolation_is_accepted() {

@@ -9,6 +9,16 @@ use tokio::io::unix::AsyncFd;
 use warren_init::protocol;
 use warren_sys::socket;
 
+/// Has the runtime watch a descriptor of ours.
+#[expect(
+    deprecated,
+    reason = "unsound only for types that lie about their descriptor; an OwnedFd does not, and the \
+              replacement is unsafe to call"
+)]
+pub(crate) fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::new(fd)
+}
+
 /// Our end of a conversation with the launcher or with an init.
 #[derive(Debug)]
 pub(crate) struct Channel(AsyncFd<OwnedFd>);
@@ -17,7 +27,7 @@ impl Channel {
     /// Returns our end, and the other one to give away.
     pub(crate) fn pair() -> io::Result<(Self, OwnedFd)> {
         let (ours, theirs) = socket::pair()?;
-        Ok((Self(AsyncFd::new(ours)?), theirs))
+        Ok((Self(watch(ours)?), theirs))
     }
 
     /// Sends one message with descriptors.

@@ -5,11 +5,11 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 
-use tokio::io::unix::AsyncFd;
 use warren_init::plan::Plan;
 use warren_init::protocol;
 use warren_sys::{fd, socket};
 
+use super::channel::watch;
 use crate::{Result, SandboxError};
 
 /// Starts sandboxes. It is started itself when first needed, and again should it ever die.
@@ -20,7 +20,8 @@ pub(crate) struct Launcher {
 
 #[derive(Debug)]
 struct Process {
-    socket: OwnedFd,
+    /// There until the end.
+    socket: Option<OwnedFd>,
     child: Child,
 }
 
@@ -37,18 +38,14 @@ impl Process {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()?;
-        Ok(Self { socket: ours, child })
+        Ok(Self { socket: Some(ours), child })
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
         // Without our end it ends what is attached to us, clears up and exits; it is ours to reap.
-        let (ours, theirs) = match socket::pair() {
-            Ok(pair) => pair,
-            Err(_) => return,
-        };
-        drop((std::mem::replace(&mut self.socket, ours), theirs));
+        self.socket = None;
         let _ = self.child.wait();
     }
 }
@@ -69,17 +66,18 @@ impl Launcher {
         self.prepare()?;
         let socket = {
             let process = self.process.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            let process = process.as_ref().ok_or_else(|| SandboxError::Internal {
+            let socket = process.as_ref().and_then(|process| process.socket.as_ref());
+            let socket = socket.ok_or_else(|| SandboxError::Internal {
                 message: "the launcher was stopped".to_owned(),
             })?;
-            process.socket.try_clone().map_err(send_failed)?
+            socket.try_clone().map_err(send_failed)?
         };
         // Nearly always there is room at once; else the launcher is busy and says when there is.
         loop {
             match protocol::send(&socket, plan, &[control.as_fd()]) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let socket = AsyncFd::new(socket.as_fd()).map_err(send_failed)?;
-                    socket.writable().await.map_err(send_failed)?.clear_ready();
+                    let again = socket.try_clone().and_then(watch).map_err(send_failed)?;
+                    again.writable().await.map_err(send_failed)?.clear_ready();
                 }
                 other => return other.map_err(send_failed),
             }

@@ -92,8 +92,7 @@ impl LinuxBackend {
         let (profile, seccomp) = profiles(spec)?;
         refuse_network(spec)?;
         let id = options.id.clone().unwrap_or_default();
-        let taken = self.registry().sandboxes.contains_key(&id);
-        if taken {
+        if self.living().iter().any(|sandbox| *sandbox.id() == id) {
             return Err(SandboxError::AlreadyExists { what: "sandbox", id: id.0 });
         }
         let required = options.required(spec);
@@ -124,7 +123,7 @@ impl LinuxBackend {
             })??;
         let sandbox = LinuxSandbox::new(&inputs, &plan, instance);
         let mut registry = self.registry();
-        registry.last_created = Some(Utc::now());
+        registry.last_created = Some(sandbox.capabilities().created_at);
         registry.sandboxes.insert(id, sandbox.clone());
         Ok(sandbox)
     }

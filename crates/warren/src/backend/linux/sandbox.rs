@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use warren_init::plan::Plan;
 use warren_init::protocol::{Done, Failure, Proof, Report, Request, Tries};
 
-use super::channel::Channel;
+use super::channel::{Channel, watch};
 use super::execution::{self, Execution, Stdio};
 use super::groups::Groups;
 use super::launcher::Launcher;
@@ -48,7 +48,7 @@ pub(crate) async fn launch(launcher: &Launcher, plan: &Plan, groups: Groups) -> 
     let (Report::Launched { pid, base }, Some(pidfd)) = (report, fds.pop()) else {
         return Err(nonsense("the launcher"));
     };
-    let pidfd = AsyncFd::new(pidfd).map_err(|error| lost("watch the sandbox", error))?;
+    let pidfd = watch(pidfd).map_err(|error| lost("watch the sandbox", error))?;
     // From here on, dropping this ends what was made, should we be cancelled or refused.
     let unproved = Proof { landlock_abi: 0, owners_shifted: false };
     let groups = Mutex::new(groups);
@@ -251,7 +251,10 @@ impl LinuxSandbox {
         Ok(())
     }
 
-    fn snapshots(&self) -> SandboxError {
+    fn no_snapshots(&self) -> SandboxError {
+        if self.has_ended() {
+            return self.ended();
+        }
         SandboxError::Unsupported {
             feature: "snapshots".to_owned(),
             backend: super::NAME.to_owned(),
@@ -303,11 +306,11 @@ impl Sandbox for LinuxSandbox {
     }
 
     async fn snapshot(&self, _name: &str) -> Result<String> {
-        Err(self.snapshots())
+        Err(self.no_snapshots())
     }
 
     async fn restore(&self, _snapshot_id: &str) -> Result<()> {
-        Err(self.snapshots())
+        Err(self.no_snapshots())
     }
 
     async fn destroy(&self) -> Result<()> {
