@@ -1,0 +1,100 @@
+//! What the arguments ask for, in the terms of the library.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use warren::{BindMount, Command, CreateOptions, Limit, ResourceLimits, SandboxSpec};
+
+use crate::args::RunArgs;
+use crate::failure::Failure;
+use crate::program::{self, Caller};
+use crate::units::Cap;
+
+/// A sandbox and the command to run in it.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) spec: SandboxSpec,
+    pub(crate) options: CreateOptions,
+    pub(crate) command: Command,
+    /// What the caller should know and need not act on.
+    pub(crate) notes: Vec<String>,
+}
+
+impl Request {
+    /// Decides; what makes no sense is refused before anything is made.
+    pub(crate) fn new(args: &RunArgs, caller: &Caller) -> Result<Self, Failure> {
+        let mut options = CreateOptions {
+            accept_missing: args.accept_missing.iter().copied().collect(),
+            ..CreateOptions::default()
+        };
+        let limits = limits(args, &mut options);
+        let binds = args.bind.iter().map(|bind| BindMount {
+            source: absolute(&caller.directory, &bind.source),
+            ..bind.clone()
+        });
+        let paths = |paths: &[PathBuf]| {
+            paths.iter().map(|path| absolute(&caller.directory, path)).collect::<Vec<_>>()
+        };
+        let mut spec = SandboxSpec {
+            profile: args.profile.clone(),
+            seccomp_profile: args.seccomp.clone(),
+            allowed_paths_ro: paths(&args.ro),
+            allowed_paths_rw: paths(&args.rw),
+            bind_mounts: binds.collect(),
+            environment: args.env.clone(),
+            limits,
+            ..SandboxSpec::default()
+        };
+        if let Some(workdir) = &args.workdir {
+            spec.workdir.clone_from(workdir);
+        }
+        spec.validate()?;
+        options.validate()?;
+        let (program, arguments) = match args.command.split_first() {
+            Some((program, arguments)) => (program.clone(), arguments),
+            None => (String::new(), &[][..]),
+        };
+        let mut command = Command::new(program).args(arguments);
+        command.validate()?;
+        let notes = program::provide(&mut command, &mut spec, caller)?;
+        Ok(Self { spec, options, command, notes })
+    }
+}
+
+/// Reads the limits; those given by name are demanded.
+fn limits(args: &RunArgs, options: &mut CreateOptions) -> ResourceLimits {
+    fn set<T: Copy>(
+        demanded: &mut BTreeSet<Limit>,
+        limit: Limit,
+        given: Option<Cap<T>>,
+        value: &mut Option<T>,
+    ) {
+        if let Some(cap) = given {
+            *value = cap.bound();
+            if value.is_some() {
+                demanded.insert(limit);
+            }
+        }
+    }
+    let mut limits = ResourceLimits::default();
+    let demanded = &mut options.demanded;
+    set(demanded, Limit::Memory, args.memory, &mut limits.max_memory_bytes);
+    set(demanded, Limit::CpuTime, args.cpu_time, &mut limits.max_cpu_time_ms);
+    set(demanded, Limit::WallTime, args.timeout, &mut limits.max_wall_time_ms);
+    set(demanded, Limit::Processes, args.pids, &mut limits.max_processes);
+    set(demanded, Limit::OpenFiles, args.open_files, &mut limits.max_open_files);
+    set(demanded, Limit::Output, args.max_output, &mut limits.max_output_bytes);
+    set(demanded, Limit::Write, args.disk, &mut limits.max_write_bytes);
+    set(demanded, Limit::CpuWeight, args.cpu_weight, &mut limits.cpu_weight);
+    set(demanded, Limit::CpuQuota, args.cpus, &mut options.cpu_quota_millis);
+    limits
+}
+
+/// Paths of the host count from where the caller stands. An empty one stays so, to be refused.
+fn absolute(directory: &Path, path: &Path) -> PathBuf {
+    if path.as_os_str().is_empty() {
+        return PathBuf::new();
+    }
+    // `.` and doubled slashes go; `..` stays and is refused.
+    directory.join(path).components().collect()
+}
