@@ -36,6 +36,10 @@ fn a_directory_on_standard_input_opens_no_host_file(host: &Host) {
     host.bare().around(careless).allows(&attempt[..1]);
     let ended = host.sandbox().around(careless).run(&host.sandbox().probe_line(&attempt));
     assert!(!ended.text().contains("=OK"), "it was opened: {ended:#?}");
+    if ended.stdout.is_empty() {
+        ended.assert_clean_error("a directory as standard input");
+    }
+    host.sandbox().refuses(&attempt, &["ENOTDIR"]);
 }
 
 // D1
@@ -78,6 +82,8 @@ fn a_hostile_working_directory_is_refused_or_resolved_inside(host: &Host) {
     let careless = [&host.at("probe"), "direct", "with-fds", &dir, &file];
     let reads = ["read secret", "read ../secret", "read dir/secret"];
     host.bare().cwd(&dir).allows(&reads[..1]);
+    let granted = host.sandbox().with(&format!("--ro {dir}")).around(careless);
+    granted.with(&format!("--workdir {dir}")).allows(&reads[..1]);
     let mut dirs: Vec<String> = (3..12).map(|fd| format!("/proc/self/fd/{fd}")).collect();
     dirs.extend((3..12).map(|fd| format!("/proc/1/fd/{fd}")));
     dirs.extend(

@@ -10,7 +10,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::fs::{PermissionsExt as _, chown};
-use std::os::unix::process::ExitStatusExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -502,6 +502,8 @@ impl Place<'_> {
         }
         words.extend(args.iter().map(|a| a.as_ref().to_owned()));
         let mut command = Command::new(&words[0]);
+        // A group of its own: a signal that a sandbox sends to its caller's group must not end the test.
+        command.process_group(0);
         command.args(&words[1..]).current_dir(&self.cwd).stdin(Stdio::null());
         command
             .env_clear()

@@ -79,12 +79,12 @@ fn service_sockets_are_absent(host: &Host) {
 
 // N5
 fn no_route_leads_out(host: &Host) {
-    let outside = host.bare().ask("read /proc/net/dev").detail;
+    let outside = host.bare().ask("read /proc/self/net/dev").detail;
     assert!(
         outside.matches(':').count() > 1,
         "control: the host has more than a loopback: {outside}"
     );
-    let inside = host.sandbox().ask("read /proc/net/dev").detail;
+    let inside = host.sandbox().ask("read /proc/self/net/dev").detail;
     let interfaces: Vec<_> =
         inside.split_whitespace().filter_map(|w| w.strip_suffix(':')).collect();
     assert!(interfaces == ["lo"] || interfaces.is_empty(), "{interfaces:?}");
