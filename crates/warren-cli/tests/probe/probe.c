@@ -1021,7 +1021,8 @@ static void c_orphans(char **a) {
         if (pid < 0 || status) nap(20);
         else made++;
     }
-    for (long end = now_ms() + 3000; now_ms() < end; nap(50)) {
+    // Not before the last of them is dead: one that sleeps is no zombie yet.
+    for (long end = now_ms() + 3000; nap(100), now_ms() < end;) {
         zombies = 0;
         each_pid(see_zombie);
         if (!zombies) break;
