@@ -864,24 +864,27 @@ static void c_bomb(char **a) {
     signal(SIGCHLD, SIG_IGN);
     for (;;) fork();
 }
-static void touch(size_t bytes) {
-    char *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    for (size_t i = 0; i < bytes; i += 4096) {
-        at[i] = 1;
-        if (i % (4 << 20) == 0) nap(5);
+// By steps of 4 MiB, and slowly enough that whoever watches can act.
+static int touch(size_t bytes, int sharing) {
+    for (size_t done = 0; done < bytes; done += 4 << 20, nap(5)) {
+        char *at = mmap(NULL, 4 << 20, PROT_READ | PROT_WRITE, sharing | MAP_ANONYMOUS, -1, 0);
+        if (at == MAP_FAILED) return -1;
+        for (int i = 0; i < 4 << 20; i += 4096) at[i] = 1;
     }
+    return 0;
 }
 // eat MIB PROCS: touches MIB of memory, shared out among PROCS processes that hold it for a second.
 static void c_eat(char **a) {
     long mib = number(arg(a, 1)), procs = number(arg(a, 2)), killed = 0;
     if (procs == 1) {
-        touch(mib << 20);
+        int r = touch(mib << 20, MAP_PRIVATE);
+        answer(r);
         nap(1000);
-        return say("OK", "");
+        return;
     }
     for (int i = 0; i < procs; i++)
         if (fork() == 0) {
-            touch((mib << 20) / procs);
+            touch((mib << 20) / procs, MAP_PRIVATE);
             nap(1500);
             _exit(0);
         }
@@ -890,7 +893,7 @@ static void c_eat(char **a) {
     say(killed ? "killed" : "OK", "killed=%ld", killed);
     if (killed) _exit(9);
 }
-// eat-hidden KIND MIB: memory that no process maps: a memfd, a SysV segment, pipes.
+// eat-hidden KIND MIB: memory that is no process's own: shared, or in a memfd or SysV segment that none maps.
 static void c_eat_hidden(char **a) {
     static char block[1 << 20];
     memset(block, 1, sizeof block);
@@ -903,6 +906,9 @@ static void c_eat_hidden(char **a) {
             if (write(fd, block, sizeof block) != sizeof block) return say(verdict(-1), "mib=%ld", done);
             nap(5);
         }
+    } else if (!strcmp(a[1], "shared")) {
+        if (touch(mib << 20, MAP_SHARED) < 0) return say(verdict(-1), "");
+        done = mib;
     } else {
         int ids[256], count = 0;
         for (; done < mib && count < 256; done += 8) {
