@@ -12,7 +12,7 @@ hostile! {
 
 /// Calls that no profile has a reason to allow. Without the filter none of them answers EPERM to root,
 /// so that EPERM inside is the filter's own word.
-const CALLS: &str = "io_uring_setup io_uring_enter io_uring_register bpf userfaultfd keyctl add_key request_key \
+pub(crate) const CALLS: &str = "io_uring_setup io_uring_enter io_uring_register bpf userfaultfd keyctl add_key request_key \
     perf_event_open fanotify_init syslog swapon swapoff reboot acct pivot_root quotactl init_module finit_module \
     delete_module kexec_load kexec_file_load iopl ioperm personality modify_ldt kcmp settimeofday clock_settime \
     clock_adjtime sethostname setdomainname open_by_handle_at setns chroot mount umount2 fsopen fsmount fsconfig \
