@@ -143,7 +143,7 @@ fn dots_do_not_lead_above_the_root(host: &Host) {
     let climb = format!("walk-up {secret}");
     host.bare().allows(&[&climb]);
     host.sandbox().refuses(&[&climb], ABSENT);
-    for dir in ["/", "/tmp", "/usr/bin", "/proc/self", "/dev/shm"] {
+    for dir in ["/", "/tmp", "/usr/bin", "/home/user"] {
         host.sandbox().with(&format!("--workdir {dir}")).refuses(&[&climb], ABSENT);
     }
     host.sandbox().allows(&["walk-up /etc/passwd"]);

@@ -12,8 +12,16 @@ hostile! {
     no_route_leads_out,
 }
 
-const REFUSED: &[&str] =
-    &["ECONNREFUSED", "ENETUNREACH", "EHOSTUNREACH", "EPERM", "EACCES", "EADDRNOTAVAIL", "ENOENT"];
+const REFUSED: &[&str] = &[
+    "ECONNREFUSED",
+    "ENETUNREACH",
+    "EHOSTUNREACH",
+    "EPERM",
+    "EACCES",
+    "EADDRNOTAVAIL",
+    "EAFNOSUPPORT",
+    "ENOENT",
+];
 
 /// The address from which the host would speak to the world, if it has one.
 fn own_address(towards: &str, from: &str) -> Option<String> {
@@ -103,7 +111,15 @@ fn no_route_leads_out(host: &Host) {
     host.bare().allows(&["udp 127.0.0.1 53"]);
     host.sandbox().allows(&["udp 127.0.0.1 53"]);
     for profile in ["default", "strict", "permissive"] {
-        let refused = ["ENETUNREACH", "EHOSTUNREACH", "EPERM", "EACCES", "EINVAL", "EADDRNOTAVAIL"];
+        let refused = [
+            "ENETUNREACH",
+            "EHOSTUNREACH",
+            "EPERM",
+            "EACCES",
+            "EINVAL",
+            "EADDRNOTAVAIL",
+            "EAFNOSUPPORT",
+        ];
         host.sandbox().with(&format!("--profile {profile}")).refuses(&dials, &refused);
     }
 }

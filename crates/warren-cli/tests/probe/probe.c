@@ -12,9 +12,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <limits.h>
 #include <linux/capability.h>
 #include <linux/perf_event.h>
-#include <limits.h>
 #include <mqueue.h>
 #include <poll.h>
 #include <pty.h>
@@ -37,6 +37,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <sys/time.h>
 #include <sys/uio.h>
 #include <sys/un.h>
@@ -115,7 +116,13 @@ static void c_read(char **a) {
     say(verdict(n), "bytes=%zd text=%s", n, n > 0 ? text : "");
 }
 // Opening for writing is the whole attempt: nothing is written, so it is safe on the bare host too.
-static void c_write(char **a) { answer(open(arg(a, 1), O_WRONLY | O_NONBLOCK | O_NOCTTY)); }
+// A file that /dev/null lies over takes writes and forgets them: that is `null`, not `OK`.
+static void c_write(char **a) {
+    struct stat s;
+    int fd = open(arg(a, 1), O_WRONLY | O_NONBLOCK | O_NOCTTY);
+    bool null = fd >= 0 && fstat(fd, &s) == 0 && S_ISCHR(s.st_mode) && s.st_rdev == makedev(1, 3);
+    say(null ? "null" : verdict(fd), "");
+}
 static void c_append(char **a) {
     int fd = open(arg(a, 1), O_WRONLY | O_APPEND);
     answer(fd < 0 ? fd : write(fd, "hostile", 7));
