@@ -1,7 +1,7 @@
 //! Which processes belong to which command, and what they used.
 //!
-//! Where init has a v2 cgroup, each command gets a group of its own below it: the kernel then knows
-//! its whole tree, however it forks. Elsewhere commands carry a mark that every descendant
+//! Where init has a v2 cgroup, each command gets a group of its own below init's: the kernel then
+//! knows its whole tree, however it forks. Elsewhere commands carry a mark that every descendant
 //! inherits and cannot raise, and init finds them by it.
 
 use std::fs;
@@ -9,11 +9,12 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::process::Signal;
 use warren_sys::{cgroup, cred, process};
 
-/// The group that holds the groups of commands, and the id that owns it.
+/// The group that init is in and that holds the groups of commands, and the id that owns it.
 #[derive(Debug)]
 pub(crate) struct Work {
     pub(crate) group: OwnedFd,
@@ -42,25 +43,6 @@ impl Work {
         .is_ok()
     }
 
-    /// Freezes or thaws every command and waits until it is so.
-    pub(crate) fn freeze(&self, frozen: bool) -> io::Result<()> {
-        let value = if frozen { "1" } else { "0" };
-        self.as_owner(|group| write(group, "cgroup.freeze", value))?;
-        let events = open(self.group.as_fd(), "cgroup.events", OFlags::RDONLY)?;
-        loop {
-            let text = read_all(&events)?;
-            if cgroup::field(&text, "frozen") == Some(u64::from(frozen)) {
-                return Ok(());
-            }
-            let mut fds = [rustix::event::PollFd::new(&events, rustix::event::PollFlags::PRI)];
-            // The kernel says when it changes; the bound is for a task that cannot be stopped now.
-            let patience = rustix::event::Timespec { tv_sec: 2, tv_nsec: 0 };
-            if rustix::event::poll(&mut fds, Some(&patience))? == 0 {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-        }
-    }
-
     /// Runs `action` with files checked as the owner of the group.
     pub(crate) fn as_owner<T>(
         &self,
@@ -86,16 +68,27 @@ impl Leaf {
         work.as_owner(|_| write(self.group.as_fd(), "cgroup.kill", "1"))
     }
 
+    /// Freezes or thaws everything in the group and waits until it is so.
+    pub(crate) fn freeze(&self, work: &Work, frozen: bool) -> io::Result<()> {
+        let value = if frozen { "1" } else { "0" };
+        work.as_owner(|_| write(self.group.as_fd(), "cgroup.freeze", value))?;
+        let events = open(self.group.as_fd(), "cgroup.events", OFlags::RDONLY)?;
+        loop {
+            if cgroup::field(&read_all(&events)?, "frozen") == Some(u64::from(frozen)) {
+                return Ok(());
+            }
+            let mut fds = [PollFd::new(&events, PollFlags::PRI)];
+            // The kernel says when it changes; the bound is for a task that cannot be stopped now.
+            if poll(&mut fds, Some(&Timespec { tv_sec: 2, tv_nsec: 0 }))? == 0 {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+    }
+
     /// Time on a CPU of everything that ever ran in the group.
     pub(crate) fn cpu(&self) -> Option<Duration> {
         let file = open(self.group.as_fd(), "cpu.stat", OFlags::RDONLY).ok()?;
         cgroup::field(&read_all(&file).ok()?, "usage_usec").map(Duration::from_micros)
-    }
-
-    /// Memory of the group at its largest, where the v2 hierarchy has the controller.
-    pub(crate) fn peak(&self) -> Option<u64> {
-        let file = open(self.group.as_fd(), "memory.peak", OFlags::RDONLY).ok()?;
-        read_all(&file).ok()?.trim().parse().ok()
     }
 }
 

@@ -50,6 +50,8 @@ pub(crate) fn main() {
     // that is gone.
     let Ok(proof) = SingleThreaded::claim() else { return };
     let (Ok(client), Ok(children)) = (fd::inherited(0), process::child_events()) else { return };
+    // Before Linux 6.4 these are read from a file that a sealed process may not open.
+    let _ = (rustix::param::page_size(), rustix::param::clock_ticks_per_second());
     // A signal meant for the group of the caller must not take the one away who clears up after it.
     let _ = rustix::process::setsid();
     process::ignore_group_signals();
@@ -119,15 +121,14 @@ impl Launcher {
             Identity::Single { .. } => None,
         };
         let base = ids.as_ref().map(|(_, base)| *base);
-        let groups = step("open the control group", "", open_groups(plan, base))?;
+        let group = step("open the control group", "", open_group(plan, base))?;
         let (ours, theirs) = step("make a socket", "", socket::pair())?;
-        let cgroup = groups.as_ref().map(|groups| groups.init.as_fd());
+        let cgroup = group.as_ref().map(AsFd::as_fd);
         let forked = process::fork(&self.proof, Namespaces::SANDBOX, cgroup);
         let (child, pidfd) = match step("create the namespaces", "", forked)? {
             Fork::Child => {
-                let work = groups.map(|groups| groups.work);
                 let lock = ids.map(|(file, _)| OwnedFd::from(file));
-                apply::become_init(plan, control, &theirs, work, lock)
+                apply::become_init(plan, control, &theirs, group, lock)
             }
             Fork::Parent { child, pidfd } => (child, pidfd),
         };
@@ -261,26 +262,16 @@ pub(crate) fn step<T>(step: &str, path: &str, result: io::Result<T>) -> Result<T
     })
 }
 
-struct Groups {
-    /// Where init is put.
-    init: OwnedFd,
-    /// Below which each command gets a group of its own.
-    work: OwnedFd,
-}
-
-/// Opens the v2 groups of the plan and gives them to init.
-fn open_groups(plan: &Plan, base: Option<u32>) -> io::Result<Option<Groups>> {
-    let Some(group) = plan.cgroups.v2.as_deref() else { return Ok(None) };
-    let group = Path::new(group);
+/// Opens the v2 group of the plan and gives it to init, but none of the limits in it.
+fn open_group(plan: &Plan, base: Option<u32>) -> io::Result<Option<OwnedFd>> {
+    let Some(group) = plan.cgroups.v2.as_deref().map(Path::new) else { return Ok(None) };
     if let Some(base) = base {
         let id = Some(base + INIT_ID);
-        // What init needs to make groups below `work`, to start commands in them, and to freeze.
-        for file in ["cgroup.procs", "work", "work/cgroup.procs", "work/cgroup.freeze"] {
-            std::os::unix::fs::chown(group.join(file), id, id)?;
-        }
+        // What it takes to make groups below, and to start commands in them.
+        std::os::unix::fs::chown(group, id, id)?;
+        std::os::unix::fs::chown(group.join("cgroup.procs"), id, id)?;
     }
-    let open = |name: &str| File::open(group.join(name)).map(OwnedFd::from);
-    Ok(Some(Groups { init: open("init")?, work: open("work")? }))
+    Ok(Some(File::open(group)?.into()))
 }
 
 fn map_ids(child: Pid, identity: Identity, base: Option<u32>) -> io::Result<()> {

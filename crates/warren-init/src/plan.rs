@@ -169,7 +169,7 @@ pub struct Filter {
 /// The control groups of a sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cgroups {
-    /// Its directory in the v2 hierarchy, with `init` and `work` below it.
+    /// Its directory in the v2 hierarchy. Init is in it, each command in a group below.
     pub v2: Option<String>,
     /// Its directories in v1 hierarchies.
     pub v1: Vec<String>,

@@ -297,7 +297,6 @@ impl Init<'_> {
             Some((stage, errno)) => ExecEvent::Refused { stage, errno },
             None => {
                 let leaf_cpu = running.leaf.as_ref().and_then(Leaf::cpu);
-                let leaf_peak = running.leaf.as_ref().and_then(Leaf::peak);
                 let cpu = leaf_cpu.unwrap_or(usage.cpu + running.orphans_cpu);
                 ExecEvent::Ended(Ended {
                     status: match end {
@@ -308,7 +307,7 @@ impl Init<'_> {
                     scratch_full: scratch_is_full(),
                     cpu_us: micros(cpu),
                     wall_us: micros(running.started.elapsed()),
-                    peak_bytes: leaf_peak.unwrap_or(usage.peak_resident),
+                    peak_bytes: usage.peak_resident,
                     read_bytes,
                     written_bytes,
                 })
@@ -329,23 +328,30 @@ impl Init<'_> {
         if self.suspended.is_some() {
             return Ok(());
         }
-        match &self.work {
-            Some(work) => {
-                if let Err(error) = work.freeze(true) {
-                    let _ = work.freeze(false);
-                    return Err(error);
-                }
-            }
-            None => process::signal_all(Signal::STOP)?,
+        if self.work.is_none() {
+            process::signal_all(Signal::STOP)?;
+        } else if let Err(error) = self.freeze(true) {
+            let _ = self.freeze(false);
+            return Err(error);
         }
         self.suspended = Some(Instant::now());
+        Ok(())
+    }
+
+    /// Freezes or thaws the group of every command, those that left something behind included.
+    fn freeze(&self, frozen: bool) -> std::io::Result<()> {
+        let Some(work) = &self.work else { return Ok(()) };
+        let running = self.running.values().filter_map(|running| running.leaf.as_ref());
+        for leaf in running.chain(&self.lingering) {
+            leaf.freeze(work, frozen)?;
+        }
         Ok(())
     }
 
     fn resume(&mut self) -> std::io::Result<()> {
         let Some(since) = self.suspended else { return Ok(()) };
         match &self.work {
-            Some(work) => work.freeze(false)?,
+            Some(_) => self.freeze(false)?,
             None => process::signal_all(Signal::CONT)?,
         }
         self.suspended = None;

@@ -43,8 +43,7 @@ impl Groups {
         if let Some(base) = &support.v2 {
             let group = base.join(&name);
             make(&group)?;
-            groups.v2 = Some(group.clone());
-            groups.hand_down(&group, support)?;
+            groups.v2 = Some(group);
         }
         for setting in settings {
             groups.apply(&name, setting)?;
@@ -55,22 +54,6 @@ impl Groups {
         };
         (groups.memory, groups.pids) = (find(&support.memory), find(&support.pids));
         Ok(groups)
-    }
-
-    /// Makes the groups of init and of the commands, with the controllers that the latter use.
-    fn hand_down(&self, group: &Path, support: &GroupSupport) -> Result<()> {
-        for (name, controller) in [("memory", &support.memory), ("pids", &support.pids)] {
-            if controller == &Some(Controller::V2) {
-                write(group, "cgroup.subtree_control", &format!("+{name}"))?;
-            }
-        }
-        make(&group.join("init"))?;
-        let work = group.join("work");
-        make(&work)?;
-        if support.memory == Some(Controller::V2) {
-            write(&work, "cgroup.subtree_control", "+memory")?;
-        }
-        Ok(())
     }
 
     fn apply(&mut self, name: &str, setting: &Setting) -> Result<()> {
@@ -157,10 +140,6 @@ impl Drop for Groups {
 fn make(group: &Path) -> Result<()> {
     fs::create_dir(group)
         .map_err(|error| SandboxError::step("create the control group", group, error))
-}
-
-fn write(group: &Path, file: &str, value: &str) -> Result<()> {
-    cgroup::write(group, file, value).map_err(|error| failed(group, file, error))
 }
 
 fn failed(group: &Path, file: &str, error: io::Error) -> SandboxError {

@@ -99,11 +99,10 @@ impl GroupSupport {
             };
             let usable = candidates.into_iter().find(|group| is_ours(group));
             if let Some(group) = usable {
-                let mut handed_down = hand_down(group);
-                if handed_down.is_empty() && group == v2.own && !v2.controllers.is_empty() {
+                if group == v2.own && !v2.controllers.is_empty() && has_processes(group) {
                     vacated = Vacated::leave(group);
-                    handed_down = hand_down(group);
                 }
+                let handed_down = hand_down(group);
                 let controller = |name| handed_down.contains(&name).then_some(Controller::V2);
                 support.memory = controller("memory");
                 support.pids = controller("pids");
@@ -177,15 +176,22 @@ fn is_ours(group: &Path) -> bool {
     writable(group) && writable(&group.join("cgroup.procs"))
 }
 
+fn has_processes(group: &Path) -> bool {
+    cgroup::read(group, "cgroup.procs").is_ok_and(|processes| !processes.is_empty())
+}
+
 /// Has the controllers that we use handed down below `group` and returns those that are.
 fn hand_down(group: &Path) -> Vec<&'static str> {
     const WANTED: [&str; 3] = ["memory", "pids", "cpu"];
     let list = |file| cgroup::read(group, file).unwrap_or_default();
     let has = |text: &str, name: &str| text.split_whitespace().any(|found| found == name);
     let (there, down) = (list("cgroup.controllers"), list("cgroup.subtree_control"));
-    for name in WANTED {
+    // With processes in it the kernel refuses some controllers, and those it takes make the groups
+    // below useless; only the very top may have both.
+    let free = !has_processes(group) || !group.join("cgroup.type").exists();
+    for name in WANTED.into_iter().filter(|_| free) {
         if has(&there, name) && !has(&down, name) {
-            // Refused where processes sit in the group; what counts is what is read back.
+            // Nobody's to give in some containers; what counts is what is read back.
             let _ = cgroup::write(group, "cgroup.subtree_control", &format!("+{name}"));
         }
     }

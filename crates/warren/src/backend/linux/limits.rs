@@ -11,8 +11,6 @@ use crate::{Bound, EnforcedLimit, Limit, ResourceLimits, Result, SandboxError};
 const BYTES_PER_INODE: u64 = 2048;
 /// The skeleton of the root and a little air.
 const SPARE_INODES: u64 = 512;
-/// Bytes of the skeleton, which count against the same filesystem.
-const SPARE_BYTES: u64 = 256 << 10;
 /// The period of a CPU quota.
 const PERIOD_US: u64 = 100_000;
 
@@ -70,10 +68,9 @@ pub(crate) fn decide(
 
 fn scratch(max_write_bytes: Option<u64>) -> Scratch {
     match max_write_bytes {
-        Some(bytes) => Scratch {
-            bytes: bytes.saturating_add(SPARE_BYTES),
-            inodes: (bytes / BYTES_PER_INODE).clamp(1024, 4 << 20) + SPARE_INODES,
-        },
+        Some(bytes) => {
+            Scratch { bytes, inodes: (bytes / BYTES_PER_INODE).clamp(1024, 4 << 20) + SPARE_INODES }
+        }
         // The kernel then bounds it by half of the memory; files are bounded all the same.
         None => Scratch { bytes: 0, inodes: 4 << 20 },
     }

@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 
 use warren_init::plan::{
     Cgroups, Entry, EntryKind, Filter, Identity, Landlock, Lifetime, Mount, Owner, Owners, Plan,
-    Proc,
+    Proc, Scratch,
 };
 
 use super::host::{FileKind, Privilege};
@@ -101,7 +101,15 @@ pub(crate) fn plan(inputs: &Inputs<'_>, host: &impl Look) -> Result<Plan> {
             Privilege::User { uid, gid } => Identity::Single { uid, gid },
         },
         lifetime: inputs.lifetime,
-        scratch: inputs.limits.scratch,
+        scratch: Scratch {
+            // What is there from the start takes room on the same filesystem, and not from the
+            // sandbox's share of it. Zero stays zero: no bound.
+            bytes: match inputs.limits.scratch.bytes {
+                0 => 0,
+                bytes => bytes.saturating_add(skeleton.bytes()),
+            },
+            ..inputs.limits.scratch
+        },
         skeleton: skeleton.entries,
         mounts: mounts.into_iter().map(|(mount, _)| mount).collect(),
         devices: owned(&DEVICES),
@@ -275,6 +283,16 @@ impl Skeleton {
         {
             self.add(workdir, EntryKind::Directory(0o755), Owner::Workload);
         }
+    }
+
+    /// Returns what the contents of its files take up, in whole pages.
+    fn bytes(&self) -> u64 {
+        const PAGE: u64 = 4096;
+        let length = |entry: &Entry| match &entry.kind {
+            EntryKind::File(contents) => contents.len() as u64,
+            EntryKind::Directory(_) | EntryKind::Link(_) => 0,
+        };
+        self.entries.iter().map(|entry| length(entry).div_ceil(PAGE) * PAGE).sum()
     }
 
     /// Adds an entry and the directories above it; the first to name a path decides.
