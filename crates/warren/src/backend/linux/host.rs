@@ -14,10 +14,12 @@ pub(crate) enum FileKind {
 }
 
 /// What a sandbox can be built on.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) struct Host {
     pub(crate) privilege: Privilege,
     pub(crate) groups: GroupSupport,
+    /// Keeps the group that sandboxes are made in free of ourselves.
+    _vacated: Option<Vacated>,
 }
 
 /// What we may do on this host.
@@ -63,7 +65,8 @@ impl Host {
     pub(crate) fn detect() -> std::io::Result<Self> {
         let privilege = privilege();
         let layout = Layout::detect()?;
-        Ok(Self { privilege, groups: GroupSupport::detect(&layout, privilege) })
+        let (groups, _vacated) = GroupSupport::detect(&layout, privilege);
+        Ok(Self { privilege, groups, _vacated })
     }
 }
 
@@ -84,8 +87,8 @@ fn maps_all_ids() -> bool {
 }
 
 impl GroupSupport {
-    fn detect(layout: &Layout, privilege: Privilege) -> Self {
-        let mut support = Self::default();
+    fn detect(layout: &Layout, privilege: Privilege) -> (Self, Option<Vacated>) {
+        let (mut support, mut vacated) = (Self::default(), None);
         if let Some(v2) = &layout.v2 {
             let candidates: Vec<&Path> = match privilege {
                 // With controllers, a group that has processes cannot hand them down; the top can.
@@ -96,7 +99,11 @@ impl GroupSupport {
             };
             let usable = candidates.into_iter().find(|group| is_ours(group));
             if let Some(group) = usable {
-                let handed_down = hand_down(group);
+                let mut handed_down = hand_down(group);
+                if handed_down.is_empty() && group == v2.own && !v2.controllers.is_empty() {
+                    vacated = Vacated::leave(group);
+                    handed_down = hand_down(group);
+                }
                 let controller = |name| handed_down.contains(&name).then_some(Controller::V2);
                 support.memory = controller("memory");
                 support.pids = controller("pids");
@@ -112,8 +119,56 @@ impl GroupSupport {
         support.memory = support.memory.or_else(|| v1("memory"));
         support.pids = support.pids.or_else(|| v1("pids"));
         support.cpu = support.cpu.or_else(|| v1("cpu"));
-        support
+        (support, vacated)
     }
+}
+
+/// A group that we left for one below it, because a group with processes hands nothing down.
+///
+/// That is how a delegated scope of systemd starts: with us as the only process at its top.
+/// Dropping this goes back.
+#[derive(Debug)]
+struct Vacated {
+    group: PathBuf,
+    leaf: PathBuf,
+}
+
+impl Vacated {
+    /// Leaves `group`, unless somebody else is in it too: others are not ours to move.
+    fn leave(group: &Path) -> Option<Self> {
+        let own = std::process::id();
+        let is_ours = |pid: &str| {
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"));
+            pid.parse() == Ok(own) || parent.is_some_and(|ppid| ppid.trim().parse() == Ok(own))
+        };
+        if !cgroup::read(group, "cgroup.procs").ok()?.lines().all(is_ours) {
+            return None;
+        }
+        let leaf = group.join(format!("warren-self-{own}"));
+        fs::create_dir(&leaf).ok()?;
+        let vacated = Self { group: group.to_owned(), leaf };
+        move_all(group, &vacated.leaf).is_ok().then_some(vacated)
+    }
+}
+
+impl Drop for Vacated {
+    fn drop(&mut self) {
+        let down = cgroup::read(&self.group, "cgroup.subtree_control").unwrap_or_default();
+        for name in down.split_whitespace() {
+            let _ = cgroup::write(&self.group, "cgroup.subtree_control", &format!("-{name}"));
+        }
+        // Where a sandbox still lives this fails, and the group stays as it is.
+        let _ = move_all(&self.leaf, &self.group);
+        let _ = fs::remove_dir(&self.leaf);
+    }
+}
+
+fn move_all(from: &Path, to: &Path) -> std::io::Result<()> {
+    for pid in cgroup::read(from, "cgroup.procs")?.lines() {
+        cgroup::write(to, "cgroup.procs", pid)?;
+    }
+    Ok(())
 }
 
 /// Reports whether we may make groups below `group` and put processes of ours there.

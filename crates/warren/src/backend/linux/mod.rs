@@ -52,9 +52,11 @@ pub struct LinuxBackend {
 
 #[derive(Debug)]
 struct Inner {
-    host: Host,
-    launcher: Launcher,
+    // In the order in which they may go: sandboxes, the launcher that reaps them, the group that
+    // they were made in.
     registry: Mutex<Registry>,
+    launcher: Launcher,
+    host: Host,
 }
 
 /// The sandboxes that live.

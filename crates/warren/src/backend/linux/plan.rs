@@ -291,3 +291,147 @@ impl Skeleton {
         self.entries.push(Entry { path: name.to_owned(), kind, owner });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::linux::host::GroupSupport;
+    use crate::backend::linux::limits;
+    use crate::{BindMount, ResourceLimits};
+
+    /// A host with these files and links, and nothing else.
+    struct FakeHost(Vec<(&'static str, FileKind)>, Vec<(&'static str, &'static str)>);
+
+    impl Look for FakeHost {
+        fn kind(&self, path: &Path) -> Option<FileKind> {
+            self.0.iter().find(|(name, _)| Path::new(name) == path).map(|(_, kind)| *kind)
+        }
+
+        fn link(&self, path: &Path) -> Option<PathBuf> {
+            let found = self.1.iter().find(|(name, _)| Path::new(name) == path);
+            found.map(|(_, target)| PathBuf::from(target))
+        }
+    }
+
+    fn merged() -> FakeHost {
+        let files = ["/usr", "/etc/ssl/certs", "/data", "/data/inner", "/root", "/home"];
+        let mut files: Vec<_> = files.map(|path| (path, FileKind::Directory)).to_vec();
+        files.push(("/etc/ld.so.cache", FileKind::Other));
+        FakeHost(files, vec![("/bin", "usr/bin"), ("/lib", "usr/lib")])
+    }
+
+    fn plan_of(spec: &SandboxSpec, host: &FakeHost, privilege: Privilege) -> Result<Plan> {
+        let groups = GroupSupport::default();
+        let limits = limits::decide(&ResourceLimits::default(), None, &[].into(), &groups)?;
+        let profile = crate::profile::profile("default").unwrap();
+        let inputs = Inputs {
+            id: &SandboxId::from_string("sbx-0123456789"),
+            spec,
+            profile,
+            seccomp: crate::profile::seccomp(profile.seccomp).unwrap(),
+            privilege,
+            lifetime: Lifetime::Attached,
+            limits: &limits,
+            cgroups: Cgroups::default(),
+        };
+        plan(&inputs, host)
+    }
+
+    fn targets(plan: &Plan) -> Vec<&str> {
+        plan.mounts.iter().map(|mount| mount.target.as_str()).collect()
+    }
+
+    fn entry<'a>(plan: &'a Plan, path: &str) -> Option<&'a EntryKind> {
+        plan.skeleton.iter().find(|entry| entry.path == path).map(|entry| &entry.kind)
+    }
+
+    #[test]
+    fn only_what_the_profile_names_and_the_host_has_is_shown() {
+        let plan = plan_of(&SandboxSpec::default(), &merged(), Privilege::Root).unwrap();
+        assert_eq!(targets(&plan), ["/usr", "/etc/ld.so.cache", "/etc/ssl/certs"]);
+        assert!(plan.mounts.iter().all(|mount| !mount.writable));
+        assert_eq!(entry(&plan, "/bin"), Some(&EntryKind::Link("usr/bin".to_owned())));
+        assert_eq!(entry(&plan, "/etc/ld.so.cache"), Some(&EntryKind::File(Vec::new())));
+        assert_eq!(entry(&plan, "/root"), None);
+        assert_eq!(plan.hostname, "warren-01234567");
+    }
+
+    #[test]
+    fn every_entry_comes_after_its_parent_and_once() {
+        let spec = SandboxSpec {
+            workdir: "/a/b/c".into(),
+            bind_mounts: vec![BindMount {
+                source: "/data".into(),
+                target: "/deep/er/still".into(),
+                readonly: true,
+            }],
+            ..SandboxSpec::default()
+        };
+        let plan = plan_of(&spec, &merged(), Privilege::Root).unwrap();
+        let mut seen = BTreeSet::from(["/"]);
+        for entry in &plan.skeleton {
+            let parent = Path::new(&entry.path).parent().and_then(Path::to_str).unwrap();
+            assert!(seen.contains(parent), "{} before {parent}", entry.path);
+            assert!(seen.insert(&entry.path), "{} twice", entry.path);
+        }
+        assert!(seen.contains("/deep/er/still") && seen.contains("/a/b/c"));
+    }
+
+    #[test]
+    fn what_the_caller_binds_wins_and_outer_mounts_come_first() {
+        let bind = |source: &str, target: &str| BindMount {
+            source: source.into(),
+            target: target.into(),
+            readonly: false,
+        };
+        let spec = SandboxSpec {
+            bind_mounts: vec![bind("/data/inner", "/etc/x/inner"), bind("/data", "/etc")],
+            ..SandboxSpec::default()
+        };
+        let plan = plan_of(&spec, &merged(), Privilege::Root).unwrap();
+        assert_eq!(
+            targets(&plan),
+            ["/etc", "/usr", "/etc/x/inner"],
+            "nothing of the profile in it"
+        );
+        assert_eq!(entry(&plan, "/etc/x/inner"), None, "nothing is made inside what is bound");
+        assert!(plan.landlock.writable.contains(&"/etc".to_owned()));
+    }
+
+    #[test]
+    fn a_missing_source_or_toolchain_is_named_before_anything_is_made() {
+        let spec =
+            SandboxSpec { allowed_paths_ro: vec!["/nowhere".into()], ..SandboxSpec::default() };
+        let error = plan_of(&spec, &merged(), Privilege::Root).unwrap_err();
+        assert!(error.to_string().contains("`/nowhere` does not exist"), "{error}");
+        let bare = FakeHost(Vec::new(), Vec::new());
+        let error = plan_of(&SandboxSpec::default(), &bare, Privilege::Root).unwrap_err();
+        assert_eq!(error.code(), "unsupported");
+    }
+
+    #[test]
+    fn a_user_has_one_id_and_root_gives_ranges() {
+        let user = Privilege::User { uid: 7, gid: 8 };
+        let plan = plan_of(&SandboxSpec::default(), &merged(), user).unwrap();
+        assert_eq!(plan.identity, Identity::Single { uid: 7, gid: 8 });
+        assert_eq!(plan.bounds.processes, Some(64));
+        let plan = plan_of(&SandboxSpec::default(), &merged(), Privilege::Root).unwrap();
+        assert_eq!(plan.identity, Identity::Range);
+    }
+
+    #[test]
+    fn a_host_without_merged_usr_has_its_directories_shown() {
+        let mut host = merged();
+        host.0.extend([("/bin", FileKind::Directory), ("/lib64", FileKind::Directory)]);
+        host.1.clear();
+        let plan = plan_of(&SandboxSpec::default(), &host, Privilege::Root).unwrap();
+        assert_eq!(targets(&plan)[..3], ["/usr", "/bin", "/lib64"]);
+    }
+
+    #[test]
+    fn an_id_that_is_no_host_name_is_not_used_as_one() {
+        assert_eq!(hostname(&SandboxId::from_string("sbx-äöü")), "warren");
+        assert_eq!(hostname(&SandboxId::from_string("mine.1")), "warren");
+        assert_eq!(hostname(&SandboxId::from_string("mine-1")), "warren-mine-1");
+    }
+}

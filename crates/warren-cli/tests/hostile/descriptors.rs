@@ -1,0 +1,133 @@
+//! 4.2: descriptors, environment and working directory.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::Stdio;
+
+use crate::host::Host;
+
+hostile! {
+    descriptors_of_the_caller_are_closed_inside,
+    a_directory_on_standard_input_opens_no_host_file,
+    standard_output_does_not_reopen_the_hosts_file,
+    no_visible_process_has_a_descriptor_that_reaches_the_host,
+    a_command_starts_in_a_directory_of_the_sandbox,
+    a_hostile_working_directory_is_refused_or_resolved_inside,
+    the_callers_environment_stays_outside,
+}
+
+// D1
+fn descriptors_of_the_caller_are_closed_inside(host: &Host) {
+    let dir = host.open_dir("dir");
+    let file = host.file("file", 0o666, "s3cret");
+    let careless = [&host.at("probe"), "direct", "with-fds", &dir, &file];
+    let control = host.bare().around(careless).ask("fds");
+    assert!(control.number("count") >= 6, "control: they are inherited: {control:?}");
+    let inside = host.sandbox().around(careless).ask("fds");
+    assert_eq!(inside.number("count"), 0, "only 0, 1 and 2 enter: {inside:?}");
+}
+
+// D1
+fn a_directory_on_standard_input_opens_no_host_file(host: &Host) {
+    let dir = host.open_dir("dir");
+    host.file("dir/secret", 0o644, "s3cret");
+    let careless = [&host.at("probe"), "direct", "with-stdin", &dir];
+    let attempt = ["read-at 0 secret", "read-at 0 ../../../../../../etc/hostname"];
+    host.bare().around(careless).allows(&attempt[..1]);
+    let ended = host.sandbox().around(careless).run(&host.sandbox().probe_line(&attempt));
+    assert!(!ended.text().contains("=OK"), "it was opened: {ended:#?}");
+    if ended.stdout.is_empty() {
+        ended.assert_clean_error("a directory as standard input");
+    }
+    host.sandbox().refuses(&attempt, &["ENOTDIR"]);
+}
+
+// D1
+fn standard_output_does_not_reopen_the_hosts_file(host: &Host) {
+    let log = host.file("log", 0o666, "earlier lines\n");
+    let attempt = |place: crate::host::Place<'_>| {
+        fs::write(&log, "earlier lines\n").unwrap();
+        let mut command = place.command(&place.probe_line(&["rewrite /proc/self/fd/1"]));
+        command.stdout(File::options().append(true).open(&log).unwrap()).stderr(Stdio::null());
+        assert!(command.status().unwrap().success(), "the attempt was made");
+        fs::read_to_string(&log).unwrap()
+    };
+    assert!(
+        !attempt(host.bare()).contains("earlier"),
+        "control: on the host it truncates the file"
+    );
+    let kept = attempt(host.sandbox());
+    assert!(kept.starts_with("earlier lines\n"), "the host's file was rewritten: {kept}");
+}
+
+// D2
+fn no_visible_process_has_a_descriptor_that_reaches_the_host(host: &Host) {
+    assert_eq!(host.bare_root().ask("foreign-fds").result, "OK", "control: the host's do");
+    let answer = host.sandbox().ask("foreign-fds");
+    assert_eq!(answer.result, "none", "{answer:?}");
+}
+
+// D3
+fn a_command_starts_in_a_directory_of_the_sandbox(host: &Host) {
+    let dir = host.open_dir("caller");
+    assert_eq!(host.bare().cwd(&dir).ask("cwd").field("cwd"), dir, "control");
+    assert_eq!(host.sandbox().cwd(&dir).ask("cwd").field("cwd"), "/workspace");
+    assert_eq!(host.sandbox().with("--workdir /tmp").cwd(&dir).ask("cwd").field("cwd"), "/tmp");
+}
+
+// D4
+fn a_hostile_working_directory_is_refused_or_resolved_inside(host: &Host) {
+    let dir = host.open_dir("dir");
+    let file = host.file("dir/secret", 0o644, "s3cret");
+    let careless = [&host.at("probe"), "direct", "with-fds", &dir, &file];
+    let reads = ["read secret", "read ../secret", "read dir/secret"];
+    host.bare().cwd(&dir).allows(&reads[..1]);
+    let granted = host.sandbox().with(&format!("--ro {dir}")).around(careless);
+    granted.with(&format!("--workdir {dir}")).allows(&reads[..1]);
+    let mut dirs: Vec<String> = (3..12).map(|fd| format!("/proc/self/fd/{fd}")).collect();
+    dirs.extend((3..12).map(|fd| format!("/proc/1/fd/{fd}")));
+    dirs.extend(
+        ["/proc/1/cwd", "/proc/1/root", "/proc/self/cwd", "/proc/self/root"].map(String::from),
+    );
+    dirs.extend(
+        ["../../..", "/workspace/../../..", "..", "", "/proc/self/fd/100"].map(String::from),
+    );
+    dirs.push(dir.clone());
+    for workdir in dirs {
+        let place = host.sandbox().around(careless).cwd(&dir).flag(format!("--workdir={workdir}"));
+        let ended = place.run(&place.probe_line(&reads));
+        assert!(!ended.text().contains("s3cret"), "--workdir {workdir} leads out: {ended:#?}");
+        if ended.stdout.is_empty() {
+            ended.assert_clean_error(&workdir);
+        }
+    }
+    // The same from inside: a link planted where the command is told to start.
+    let planted = host.open_dir("planted");
+    std::os::unix::fs::symlink(Path::new(&dir), host.path("planted/link")).unwrap();
+    let place = host.sandbox().with(&format!("--rw {planted} --workdir {planted}/link"));
+    let ended = place.run(&place.probe_line(&reads));
+    assert!(
+        !ended.text().contains("s3cret"),
+        "a link as the working directory leads out: {ended:#?}"
+    );
+}
+
+// D5
+fn the_callers_environment_stays_outside(host: &Host) {
+    let key = |place: crate::host::Place<'_>| {
+        let place = place
+            .env("AWS_SECRET_ACCESS_KEY", "canary-s3cret")
+            .env("LD_PRELOAD_TOKEN", "canary-s3cret");
+        place.ask("find-in-proc canary-s3cret")
+    };
+    assert_eq!(key(host.bare()).result, "OK", "control: the probe finds it on the host");
+    for profile in ["default", "strict", "permissive"] {
+        let answer = key(host.sandbox().with(&format!("--profile {profile}")));
+        assert_eq!(answer.result, "none", "{profile}: {answer:?}");
+    }
+    let asked = host.sandbox().with("--env TOKEN=canary-s3cret").ask("env");
+    assert!(
+        asked.detail.contains("TOKEN=canary-s3cret"),
+        "control: what is asked for enters: {asked:?}"
+    );
+}

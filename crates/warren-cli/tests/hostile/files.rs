@@ -1,0 +1,262 @@
+//! 4.1: the file system and its set-up.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use crate::host::{Feature, Host, Who, require};
+
+hostile! {
+    a_sandbox_cannot_read_a_root_only_host_file,
+    a_sandbox_cannot_see_world_readable_host_files,
+    a_sandbox_cannot_change_host_files,
+    a_sandbox_cannot_change_what_it_was_given_read_only,
+    the_hosts_password_hashes_are_not_in_the_sandbox,
+    dots_do_not_lead_above_the_root,
+    chroot_does_not_lead_above_the_root,
+    the_root_and_cwd_links_of_proc_stay_inside,
+    a_file_handle_does_not_open_the_hosts_root,
+    a_link_or_rename_does_not_cross_into_a_shared_mount,
+    a_directory_moved_out_of_a_bind_does_not_lead_above_it,
+    the_host_is_not_named_inside,
+}
+
+const ABSENT: &[&str] = &["ENOENT", "EACCES", "ENOTDIR"];
+const REFUSED: &[&str] = &["ENOENT", "EACCES", "EPERM", "EROFS", "ENOTDIR"];
+
+// F1
+fn a_sandbox_cannot_read_a_root_only_host_file(host: &Host) {
+    let secret = host.file("secret", 0o600, "s3cret");
+    let read = [format!("read {secret}")];
+    host.bare_root().allows(&read);
+    host.sandbox().refuses(&read, ABSENT);
+    // A grant opens the path to a reader who may read the file, and gives nobody rights over it.
+    host.give(Path::new(&secret));
+    if host.who() == Who::Nobody {
+        let shown = host.sandbox().with(&format!("--ro {secret}")).ask(&read[0]);
+        assert_eq!(shown.field("text"), "s3cret", "control: the probe reads what it is given");
+    }
+}
+
+// F2
+fn a_sandbox_cannot_see_world_readable_host_files(host: &Host) {
+    let secret = host.file("public", 0o644, "s3cret");
+    let tag = host.path("").file_name().unwrap().to_str().unwrap().to_owned();
+    // One in each directory that belongs to the host's own users and services.
+    let spread: Vec<_> =
+        ["/tmp", "/home", "/opt", "/srv", "/run", "/var/lib", "/mnt", "/media", "/root"]
+            .map(|dir| format!("{dir}/{tag}"))
+            .into_iter()
+            .filter(|path| fs::write(path, "s3cret").is_ok())
+            .collect();
+    assert!(spread.len() >= 7, "control: the host has these directories: {spread:?}");
+    let reads: Vec<_> = spread.iter().chain([&secret]).map(|p| format!("read {p}")).collect();
+    let tried = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        host.bare_root().allows(&reads);
+        host.sandbox().refuses(&reads, ABSENT);
+        host.sandbox().with("--profile permissive").refuses(&reads, ABSENT);
+    }));
+    spread.iter().for_each(|path| fs::remove_file(path).unwrap());
+    tried.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    let shown = host.sandbox().with(&format!("--ro {secret}")).ask(&format!("read {secret}"));
+    assert_eq!(shown.field("text"), "s3cret", "control: the probe reads what it is given");
+}
+
+/// Everything that changes a file, each in another way.
+fn changes(path: &str) -> Vec<String> {
+    ["append", "rewrite", "truncate", "chmod", "chown", "setxattr", "unlink"]
+        .map(|change| format!("{change} {path}"))
+        .to_vec()
+}
+
+fn state_of(path: &str) -> (Vec<u8>, u32, u32, u32) {
+    let meta = fs::metadata(path).unwrap();
+    (fs::read(path).unwrap(), meta.permissions().mode(), meta.uid(), meta.gid())
+}
+
+// F3
+fn a_sandbox_cannot_change_host_files(host: &Host) {
+    let file = host.file("file", 0o666, "host bytes");
+    let dir = host.open_dir("dir");
+    let before = state_of(&file);
+    let mut attempts = changes(&file);
+    attempts.push(format!("put {dir}/new x"));
+    attempts.push("put /etc/warren-hostile x".to_owned());
+    attempts.push("put /usr/bin/warren-hostile x".to_owned());
+    attempts.push("append /usr/bin/env".to_owned());
+    attempts.push("rename /usr/bin/env /tmp/env".to_owned());
+    let tool = state_of("/usr/bin/env");
+    // The sandbox may own a private /etc or a private copy of the path; the host is what counts.
+    host.sandbox().ask_all(&attempts);
+    assert_eq!(state_of(&file), before, "the host's file is as it was");
+    assert_eq!(state_of("/usr/bin/env"), tool, "the host's tools are as they were");
+    for path in [&format!("{dir}/new"), "/etc/warren-hostile", "/usr/bin/warren-hostile"] {
+        assert!(!Path::new(path).exists(), "{path} came to the host");
+    }
+    // Control: with a grant the same attempts do reach the host.
+    let granted = host.sandbox().with(&format!("--rw {dir}"));
+    granted.allows(&[format!("put {dir}/new x")]);
+    assert_eq!(fs::read(format!("{dir}/new")).unwrap(), b"x", "control: a grant reaches the host");
+}
+
+// F4
+fn a_sandbox_cannot_change_what_it_was_given_read_only(host: &Host) {
+    let dir = host.open_dir("given");
+    let file = host.file("given/file", 0o666, "host bytes");
+    host.give(Path::new(&file));
+    let (before, program) = (state_of(&file), state_of(&host.at("probe")));
+    let mut attempts = changes(&file);
+    attempts.extend(changes(&host.at("probe")));
+    attempts.extend([format!("put {dir}/new x"), format!("rename {file} {dir}/other")]);
+    attempts.push(format!("remount-rw {dir}"));
+    attempts.push("write /proc/self/exe".to_owned());
+    let refused = [REFUSED, &["ETXTBSY", "EBUSY", "EXDEV", "EINVAL", "ENOSYS", "ENOTSUP"]].concat();
+    host.sandbox().with(&format!("--ro {dir}")).refuses(&attempts, &refused);
+    let bound = host.sandbox().with(&format!("--bind {dir}:/given:ro"));
+    bound.refuses(&changes("/given/file"), &refused);
+    assert_eq!(state_of(&file), before);
+    assert_eq!(state_of(&host.at("probe")), program, "the delivered program is as it was");
+    let granted = host.sandbox().with(&format!("--rw {dir}"));
+    granted.allows(&[format!("append {file}")]);
+    assert_ne!(state_of(&file), before, "control: the same attempt on a writable mount");
+}
+
+// F5
+fn the_hosts_password_hashes_are_not_in_the_sandbox(host: &Host) {
+    let control = host.bare_root().ask("read /etc/shadow");
+    assert!(control.field("text").starts_with("root:"), "control: the host has them: {control:?}");
+    let files = ["/etc/shadow", "/etc/shadow-", "/etc/gshadow", "/etc/sudoers", "/etc/machine-id"];
+    let reads: Vec<_> = files.iter().map(|f| format!("read {f}")).collect();
+    for (file, answer) in files.iter().zip(host.sandbox().ask_all(&reads)) {
+        let own = fs::read_to_string(file).unwrap_or_default();
+        let same =
+            answer.result == "OK" && own.lines().next().is_some_and(|l| answer.detail.contains(l));
+        assert!(!same, "{file} of the host is inside: {answer:?}");
+    }
+}
+
+// F6
+fn dots_do_not_lead_above_the_root(host: &Host) {
+    let secret = host.file("secret", 0o644, "s3cret");
+    let climb = format!("walk-up {secret}");
+    host.bare().allows(&[&climb]);
+    host.sandbox().refuses(&[&climb], ABSENT);
+    for dir in ["/", "/tmp", "/usr/bin", "/home/user"] {
+        host.sandbox().with(&format!("--workdir {dir}")).refuses(&[&climb], ABSENT);
+    }
+    host.sandbox().allows(&["walk-up /etc/passwd"]);
+}
+
+// F7
+fn chroot_does_not_lead_above_the_root(host: &Host) {
+    let secret = host.file("secret", 0o644, "s3cret");
+    let cage = host.open_dir("cage");
+    fs::copy(host.path("probe"), host.path("cage/probe")).unwrap();
+    let control =
+        host.bare_root().around(["chroot", &cage]).run(&["/probe", "chroot-out", "/x", &secret]);
+    assert!(control.text().contains("s3cret"), "control: it does break out of a bare chroot");
+    let tries =
+        ["/tmp/x", "/workspace/x", "/dev/shm/x"].map(|d| format!("chroot-out {d} {secret}"));
+    host.sandbox().refuses(&tries, REFUSED);
+}
+
+// F8
+fn the_root_and_cwd_links_of_proc_stay_inside(host: &Host) {
+    let secret = host.file("secret", 0o644, "s3cret");
+    let links = [
+        "self/root",
+        "1/root",
+        "self/cwd",
+        "1/cwd",
+        "self/task/1/root",
+        "thread-self/root",
+        "2/root",
+    ];
+    let tries: Vec<_> = links.iter().map(|l| format!("read /proc/{l}{secret}")).collect();
+    let relative: Vec<_> = links.iter().map(|l| format!("read /proc/{l}/secret")).collect();
+    host.bare_root().allows(&tries[..1]);
+    host.bare().cwd(host.path("")).allows(&relative[2..3]);
+    host.sandbox().refuses(&tries, REFUSED);
+    host.sandbox().cwd(host.path("")).refuses(&relative, REFUSED);
+    host.sandbox().allows(&["read /proc/self/root/etc/passwd"]);
+}
+
+// F9
+fn a_file_handle_does_not_open_the_hosts_root(host: &Host) {
+    require(&[Feature::FileHandles]);
+    let shared = host.open_dir("shared");
+    let mounts = ["/", "/usr", "/workspace", "/tmp", &shared].map(|m| format!("by-handle {m}"));
+    host.bare_root().allows(&[&mounts[1], &mounts[4]]);
+    host.sandbox().with(&format!("--rw {shared}")).refuses(&mounts, &["EPERM"]);
+}
+
+// F13
+fn a_link_or_rename_does_not_cross_into_a_shared_mount(host: &Host) {
+    let shared = host.open_dir("shared");
+    host.file("shared/host", 0o666, "host bytes");
+    host.give(&host.path("shared/host"));
+    let tries = [
+        "put /workspace/mine x".to_owned(),
+        format!("link /workspace/mine {shared}/link"),
+        format!("rename /workspace/mine {shared}/moved"),
+        format!("link {shared}/host /workspace/host"),
+        format!("rename {shared}/host /workspace/host"),
+        format!("link /usr/bin/env {shared}/env"),
+    ];
+    let sandbox = host.sandbox().with(&format!("--rw {shared}"));
+    let answers = sandbox.ask_all(&tries);
+    assert_eq!(answers[0].result, "OK");
+    for (attempt, answer) in tries.iter().zip(&answers).skip(1) {
+        assert!(
+            ["EXDEV", "EPERM", "EACCES"].contains(&answer.result.as_str()),
+            "{attempt}: {answer:?}"
+        );
+    }
+    sandbox.allows(&[format!("put {shared}/a x"), format!("link {shared}/a {shared}/b")]);
+}
+
+// F13
+fn a_directory_moved_out_of_a_bind_does_not_lead_above_it(host: &Host) {
+    let escape = |name: &str, sandboxed: bool| {
+        let inner = host.open_dir(&format!("{name}/inner"));
+        host.open_dir(&format!("{name}/outside"));
+        host.open_dir(&format!("{name}/inner/a/b"));
+        host.file(&format!("{name}/outside/secret"), 0o644, "s3cret");
+        let place =
+            if sandboxed { host.sandbox().with(&format!("--rw {inner}")) } else { host.bare() };
+        let line = place.probe_line(&[format!("moved-cwd {inner} secret")]);
+        let command = place.command(&line);
+        let attempt = thread::spawn(move || crate::host::finish(command));
+        let ready = host.path(&format!("{name}/inner/ready"));
+        while !ready.exists() && !attempt.is_finished() {
+            thread::sleep(Duration::from_millis(10));
+        }
+        fs::rename(format!("{inner}/a"), host.path(&format!("{name}/outside/a"))).unwrap();
+        fs::write(format!("{inner}/go"), "").unwrap();
+        let ended = attempt.join().unwrap();
+        assert!(ended.text().contains("result="), "the attempt was made: {ended:?}");
+        ended.text().contains("s3cret")
+    };
+    assert!(escape("bare", false), "control: on the host the walk leads to the file");
+    assert!(!escape("sandboxed", true), "the walk led out of the bind");
+}
+
+// F16
+fn the_host_is_not_named_inside(host: &Host) {
+    let cwd = host.open_dir("tenant-s3cret");
+    let outside = rustix::system::uname();
+    let inside = host.sandbox().ask("uname");
+    assert_ne!(inside.field("node"), outside.nodename().to_str().unwrap());
+    let caller = |place: crate::host::Place<'_>| {
+        place
+            .cwd(&cwd)
+            .env("HOME", &cwd)
+            .env("LOGNAME", "tenant-s3cret")
+            .ask("find-in-proc tenant-s3cret")
+    };
+    host.give(Path::new(&cwd));
+    assert_eq!(caller(host.bare()).result, "OK", "control: the caller's environment names it");
+    assert_eq!(caller(host.sandbox()).result, "none", "{:?}", caller(host.sandbox()));
+}

@@ -1,0 +1,65 @@
+//! The hostile suite: code in a sandbox tries to get out, and must not.
+//!
+//! One module per part of section 4 of the threat list; a comment above each test names its rows. Every
+//! test runs twice, `as_root` and `as_user`, has a control that shows the attempt succeeding where it
+//! may, and ends with the host as it was before. The attempts are made by `tests/probe/probe.c`.
+//!
+//! Needs root (it becomes `nobody` by itself) and a C compiler. `WARREN_BIN` names the binary under
+//! test, if it is not the one that cargo built:
+//!
+//! ```text
+//! WARREN_BIN=/usr/local/bin/warren cargo nextest run -p warren-cli --test hostile
+//! ```
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
+
+/// Makes of each `fn name(host: &Host)` two tests, `as_root::name` and `as_user::name`.
+macro_rules! hostile {
+    ($($name:ident),+ $(,)?) => {
+        mod as_root {
+            $(#[test] fn $name() { crate::host::check(crate::host::Who::Root, super::$name); })+
+        }
+        mod as_user {
+            $(#[test] fn $name() { crate::host::check(crate::host::Who::Nobody, super::$name); })+
+        }
+    };
+}
+
+mod descriptors;
+mod files;
+mod host;
+mod kernel;
+mod network;
+mod proc_and_devices;
+mod processes;
+mod resources;
+
+/// Prints every kernel feature that the suite stands on, and how many of them this host lacks.
+#[test]
+fn no_kernel_feature_is_missing_on_this_host() {
+    let missing: Vec<_> =
+        host::Feature::ALL.iter().filter_map(|f| f.probe().err().map(|why| (f, why))).collect();
+    for feature in host::Feature::ALL {
+        let state = missing.iter().find(|(f, _)| *f == feature).map_or("present", |(_, why)| why);
+        eprintln!("{feature:?}: {state}");
+    }
+    // Said aloud: that these are refused inside is tested; that they could succeed cannot be, here.
+    let calls = kernel::CALLS.split_whitespace().map(|call| (format!("sys {call}"), "ENOSYS"));
+    let others = [
+        ("x32", "ENOSYS"),
+        ("socket 38 5 0", "EAFNOSUPPORT"),
+        ("stat /proc/kcore", "ENOENT"),
+        ("stat /dev/mem", "ENOENT"),
+    ];
+    let rows = calls.chain(others.map(|(row, none)| (row.to_owned(), none)));
+    let absent: Vec<_> = rows
+        .filter(|(row, none)| host::answers(row, |r| r != *none).is_err())
+        .map(|(row, _)| row)
+        .collect();
+    eprintln!(
+        "not in this kernel, so without a control that succeeds: {} ({})",
+        absent.len(),
+        absent.join(", ")
+    );
+    eprintln!("kernel features missing: {} of {}", missing.len(), host::Feature::ALL.len());
+    assert!(missing.is_empty(), "{} kernel features missing: {missing:?}", missing.len());
+}

@@ -1,0 +1,125 @@
+//! 4.6: the network, as far as it can be asked of one sandbox.
+
+use std::net::UdpSocket;
+use std::os::unix::net::UnixListener;
+
+use crate::host::Host;
+
+hostile! {
+    loopback_of_the_host_is_not_reached,
+    sockets_of_the_host_are_not_reached,
+    service_sockets_are_absent,
+    no_route_leads_out,
+}
+
+const REFUSED: &[&str] = &[
+    "ECONNREFUSED",
+    "ENETUNREACH",
+    "EHOSTUNREACH",
+    "EPERM",
+    "EACCES",
+    "EADDRNOTAVAIL",
+    "EAFNOSUPPORT",
+    "ENOENT",
+];
+
+/// The address from which the host would speak to the world, if it has one.
+fn own_address(towards: &str, from: &str) -> Option<String> {
+    let socket = UdpSocket::bind(from).ok()?;
+    socket.connect(towards).ok()?;
+    Some(socket.local_addr().ok()?.ip().to_string())
+}
+
+// N1
+fn loopback_of_the_host_is_not_reached(host: &Host) {
+    let victim = host.bare().start(&["victim n1 0"]);
+    let port = victim.said("port");
+    let mut addresses: Vec<String> =
+        ["127.0.0.1", "0.0.0.0", "127.1.2.3", "::1", "::", "::ffff:127.0.0.1"]
+            .map(String::from)
+            .to_vec();
+    addresses.extend(own_address("203.0.113.1:9", "0.0.0.0:0"));
+    addresses.extend(own_address("[2001:db8::1]:9", "[::]:0"));
+    let dials: Vec<_> = addresses.iter().map(|a| format!("tcp {a} {port}")).collect();
+    host.bare().allows(&dials);
+    for profile in ["default", "strict", "permissive"] {
+        host.sandbox().with(&format!("--profile {profile}")).refuses(&dials, REFUSED);
+    }
+}
+
+// N2
+fn sockets_of_the_host_are_not_reached(host: &Host) {
+    let _victim = host.bare().start(&["victim n2 0"]);
+    let path = host.path("socket");
+    let _listener = UnixListener::bind(&path).unwrap();
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o666)).unwrap();
+    let dials = ["abstract n2".to_owned(), format!("unix {}", path.display())];
+    host.bare().allows(&dials);
+    for profile in ["default", "strict", "permissive"] {
+        host.sandbox().with(&format!("--profile {profile}")).refuses(&dials, REFUSED);
+    }
+}
+
+// N3
+fn service_sockets_are_absent(host: &Host) {
+    let tag = host.path("").file_name().unwrap().to_str().unwrap().to_owned();
+    let ours = format!("/run/{tag}.sock");
+    let listener = UnixListener::bind(&ours).unwrap();
+    let sockets = "/run/docker.sock /var/run/docker.sock /run/containerd/containerd.sock /run/podman/podman.sock \
+        /run/crio/crio.sock /run/dbus/system_bus_socket /run/systemd/private /run/systemd/notify \
+        /run/systemd/journal/socket /run/systemd/journal/dev-log /run/udev/control /run/user/0/bus /dev/log \
+        /run/user/65534/bus /run/warren /run/warren.sock /tmp/.X11-unix /run/postgresql /run/snapd.socket";
+    let stats: Vec<_> =
+        sockets.split_whitespace().chain([&*ours]).map(|s| format!("stat {s}")).collect();
+    let control = host.bare_root().ask(&format!("stat {ours}"));
+    std::fs::remove_file(&ours).map(|()| drop(listener)).unwrap();
+    assert_eq!(control.result, "OK", "control: a socket in /run is there on the host");
+    let listener = UnixListener::bind(&ours).unwrap();
+    let answers = host.sandbox().ask_all(&stats);
+    std::fs::remove_file(&ours).map(|()| drop(listener)).unwrap();
+    for (stat, answer) in stats.iter().zip(answers) {
+        assert!(
+            ["ENOENT", "ENOTDIR", "EACCES"].contains(&answer.result.as_str()),
+            "{stat}: {answer:?}"
+        );
+    }
+}
+
+// N5
+fn no_route_leads_out(host: &Host) {
+    let outside = host.bare().ask("read /proc/self/net/dev").detail;
+    assert!(
+        outside.matches(':').count() > 1,
+        "control: the host has more than a loopback: {outside}"
+    );
+    let inside = host.sandbox().ask("read /proc/self/net/dev").detail;
+    let interfaces: Vec<_> =
+        inside.split_whitespace().filter_map(|w| w.strip_suffix(':')).collect();
+    assert!(interfaces == ["lo"] || interfaces.is_empty(), "{interfaces:?}");
+    let mut dials = vec![];
+    for address in
+        ["1.1.1.1", "169.254.169.254", "10.0.0.1", "192.168.0.1", "172.17.0.1", "100.100.100.200"]
+    {
+        dials.extend([format!("tcp {address} 80"), format!("udp {address} 53")]);
+    }
+    for address in
+        ["2606:4700:4700::1111", "fd00:ec2::254", "fe80::1", "64:ff9b::a9fe:a9fe", "::ffff:1.1.1.1"]
+    {
+        dials.extend([format!("tcp {address} 80"), format!("udp {address} 53")]);
+    }
+    // Control: a datagram socket is connected by a route alone, and loopback has one in both places.
+    host.bare().allows(&["udp 127.0.0.1 53"]);
+    host.sandbox().allows(&["udp 127.0.0.1 53"]);
+    for profile in ["default", "strict", "permissive"] {
+        let refused = [
+            "ENETUNREACH",
+            "EHOSTUNREACH",
+            "EPERM",
+            "EACCES",
+            "EINVAL",
+            "EADDRNOTAVAIL",
+            "EAFNOSUPPORT",
+        ];
+        host.sandbox().with(&format!("--profile {profile}")).refuses(&dials, &refused);
+    }
+}

@@ -1,0 +1,302 @@
+//! 4.3: /proc, /sys, cgroup files and devices.
+
+use std::path::Path;
+
+use crate::host::{Feature, Host, require};
+
+hostile! {
+    no_kernel_setting_opens_for_writing,
+    kernel_addresses_are_hidden,
+    files_about_the_whole_machine_are_masked,
+    processes_of_the_host_are_invisible,
+    no_running_binary_opens_for_writing,
+    nothing_in_sys_opens_for_writing,
+    no_cgroup_file_opens_for_writing,
+    masks_cannot_be_unmounted_nor_mounts_made_writable,
+    no_device_of_the_host_is_in_dev,
+    a_device_made_by_mknod_does_not_open,
+    terminals_of_the_host_are_not_in_dev_pts,
+    keys_pushed_into_the_callers_terminal_do_not_arrive,
+}
+
+/// `null`: /dev/null lies over the file.
+const REFUSED: &[&str] = &["ENOENT", "EACCES", "EPERM", "EROFS", "ENOTDIR", "null"];
+
+// P1, P2, P3
+fn no_kernel_setting_opens_for_writing(host: &Host) {
+    let named = [
+        "kernel/core_pattern",
+        "kernel/modprobe",
+        "kernel/poweroff_cmd",
+        "kernel/hotplug",
+        "kernel/sysrq",
+        "kernel/hostname",
+        "kernel/ns_last_pid",
+        "kernel/shmmax",
+        "kernel/yama/ptrace_scope",
+        "fs/binfmt_misc/register",
+        "fs/file-max",
+        "fs/protected_symlinks",
+        "vm/overcommit_memory",
+        "vm/panic_on_oom",
+        "vm/drop_caches",
+        "net/ipv4/ip_forward",
+        "net/core/somaxconn",
+        "user/max_user_namespaces",
+    ];
+    let mut tries: Vec<_> = named.iter().map(|n| format!("write /proc/sys/{n}")).collect();
+    tries.extend(
+        ["sysrq-trigger", "irq/default_smp_affinity", "mtrr", "timer_list", "acpi/wakeup"]
+            .map(|n| format!("write /proc/{n}")),
+    );
+    host.bare_root().allows(&[&tries[0], &tries[2], &tries[10], &tries[12]]);
+    for profile in ["default", "strict", "permissive"] {
+        host.sandbox().with(&format!("--profile {profile}")).refuses(&tries, REFUSED);
+    }
+    let control = host.bare_root().ask("writable-below /proc/sys");
+    assert!(control.number("writable") > 100, "control: {control:?}");
+    let inside = host.sandbox().ask("writable-below /proc/sys");
+    assert_eq!(inside.result, "none", "{inside:?}");
+}
+
+// P4
+fn kernel_addresses_are_hidden(host: &Host) {
+    assert_eq!(host.bare_root().ask("kallsyms").result, "OK", "control: root sees addresses");
+    host.sandbox().refuses(&["kallsyms"], &["none", "ENOENT", "EACCES", "EPERM"]);
+    let inside = host.sandbox().ask("read /proc/kcore");
+    assert!(inside.result != "OK" || inside.field("bytes") == "0", "{inside:?}");
+}
+
+// P5
+fn files_about_the_whole_machine_are_masked(host: &Host) {
+    let names = [
+        "keys",
+        "key-users",
+        "timer_list",
+        "slabinfo",
+        "vmallocinfo",
+        "kpagecount",
+        "kpageflags",
+        "kpagecgroup",
+        "iomem",
+        "ioports",
+        "kmsg",
+        "sched_debug",
+        "scsi/scsi",
+        "latency_stats",
+        "config.gz",
+        "interrupts",
+        "pagetypeinfo",
+        "buddyinfo",
+        "modules",
+        "fs/ext4",
+        "acpi",
+        "asound",
+        "sysrq-trigger",
+    ];
+    // What of these leaks about the host is the threat list's; the rest must at least not be writable.
+    let masked = &names[..12];
+    let reads: Vec<_> = masked.iter().map(|n| format!("read /proc/{n}")).collect();
+    host.bare_root().allows(&[&reads[0], &reads[4], &reads[8]]);
+    for (name, answer) in masked.iter().zip(host.sandbox().ask_all(&reads)) {
+        let empty = answer.result == "OK" && answer.field("bytes") == "0";
+        assert!(empty || answer.result != "OK", "/proc/{name} is readable: {answer:?}");
+    }
+    let writes: Vec<_> = names.iter().map(|n| format!("write /proc/{n}")).collect();
+    for (name, answer) in names.iter().zip(host.sandbox().ask_all(&writes)) {
+        assert_ne!(answer.result, "OK", "/proc/{name} opens for writing");
+    }
+}
+
+// P6
+fn processes_of_the_host_are_invisible(host: &Host) {
+    let victim = host.bare().env("VICTIM", "canary-of-the-host").start(&["wait-eof"]);
+    let find = "find-in-proc canary-of-the-host";
+    assert_eq!(host.bare().ask(find).result, "OK", "control: its environment is there to be read");
+    assert_eq!(host.sandbox().ask(find).result, "none");
+    let pids = host.sandbox().ask("pids");
+    assert!(pids.number("count") <= 4, "only init and the probe: {pids:?}");
+    assert!(!pids.words("pids").contains(victim.pid().to_string().as_str()), "{pids:?}");
+    let files = ["environ", "cmdline", "maps", "status", "mem", "root/etc/shadow", "cwd/secret"];
+    let reads: Vec<_> = files.iter().map(|f| format!("read /proc/{}/{f}", victim.pid())).collect();
+    host.bare().allows(&reads[..4]);
+    host.sandbox().refuses(&reads, &["ENOENT"]);
+}
+
+// P7
+fn no_running_binary_opens_for_writing(host: &Host) {
+    // Control: a binary of one's own, running from a writable place, is found by the same probe.
+    let own = host.sandbox().run(&[
+        "/bin/sh",
+        "-c",
+        &format!(
+            "cp {} /tmp/own && chmod 755 /tmp/own && /tmp/own write-any-exe",
+            host.at("probe")
+        ),
+    ]);
+    assert!(own.text().contains("result=OK"), "control: {own:?}");
+    let answer = host.sandbox().ask("write-any-exe");
+    assert_eq!(answer.result, "none", "init or the delivered program: {answer:?}");
+    host.sandbox()
+        .refuses(&["write /proc/1/exe", "read /proc/1/mem", "write /proc/1/mem"], REFUSED);
+}
+
+// P8
+fn nothing_in_sys_opens_for_writing(host: &Host) {
+    let control = host.bare_root().ask("writable-below /sys/kernel");
+    assert_eq!(control.result, "OK", "control: root may write there: {control:?}");
+    let inside = host.sandbox().ask("writable-below /sys");
+    assert_eq!(inside.result, "none", "{inside:?}");
+    for dir in [
+        "firmware",
+        "kernel/debug",
+        "kernel/tracing",
+        "kernel/slab",
+        "kernel/security",
+        "fs/bpf",
+        "block",
+    ] {
+        let answer = host.sandbox().ask(&format!("list /sys/{dir}"));
+        assert!(answer.result != "OK" || answer.number("count") == 0, "/sys/{dir}: {answer:?}");
+    }
+}
+
+// P9
+fn no_cgroup_file_opens_for_writing(host: &Host) {
+    let hierarchies =
+        ["", "/memory", "/pids", "/cpu", "/freezer", "/devices", "/unified", "/systemd"];
+    let files = [
+        "release_agent",
+        "cgroup.procs",
+        "tasks",
+        "memory.limit_in_bytes",
+        "memory.max",
+        "pids.max",
+        "freezer.state",
+        "cgroup.freeze",
+        "cgroup.kill",
+        "notify_on_release",
+        "devices.allow",
+    ];
+    let mut tries = vec![];
+    for hierarchy in hierarchies {
+        tries.extend(files.map(|file| format!("write /sys/fs/cgroup{hierarchy}/{file}")));
+        tries.push(format!("mkdir /sys/fs/cgroup{hierarchy}/hostile"));
+    }
+    let control = host.bare_root().ask("writable-below /sys/fs/cgroup");
+    assert_eq!(control.result, "OK", "control: root may write there: {control:?}");
+    host.sandbox().refuses(&tries, REFUSED);
+    assert_eq!(host.sandbox().ask("writable-below /sys/fs/cgroup").result, "none");
+}
+
+// P10
+fn masks_cannot_be_unmounted_nor_mounts_made_writable(host: &Host) {
+    let control = host.bare_mounts().ask("umount-all");
+    assert_eq!(
+        control.result, "OK",
+        "control: root unmounts in a namespace of its own: {control:?}"
+    );
+    // First of all: what follows would harm the host if the sandbox shared its mounts.
+    host.sandbox().refuses(&["sys umount2"], &["EPERM"]);
+    let inside = host.sandbox().ask("umount-all");
+    assert_eq!(inside.result, "none", "{inside:?}");
+    assert!(inside.number("mounts") > 3, "it saw the mounts: {inside:?}");
+    let places = [
+        "/",
+        "/usr",
+        "/proc",
+        "/proc/sys",
+        "/proc/kcore",
+        "/proc/keys",
+        "/sys",
+        "/dev",
+        "/etc",
+        "/bin",
+    ];
+    let remounts: Vec<_> = places.iter().map(|p| format!("remount-rw {p}")).collect();
+    host.bare_mounts().allows(&remounts[..1]);
+    host.sandbox().refuses(&remounts, &["EPERM", "EINVAL", "ENOENT"]);
+}
+
+// V1, V3, V4
+fn no_device_of_the_host_is_in_dev(host: &Host) {
+    let control = host.bare_root().ask("list /dev");
+    let hosts = control.words("names");
+    for node in ["loop0", "kmsg", "fuse", "ttyS0", "tty0", "hwrng", "kvm"] {
+        assert!(hosts.contains(node), "control: the host has /dev/{node}");
+    }
+    let known =
+        "null zero full random urandom tty pts ptmx shm fd stdin stdout stderr mqueue console";
+    for profile in ["default", "strict", "permissive"] {
+        let inside = host.sandbox().with(&format!("--profile {profile}")).ask("list /dev");
+        let more: Vec<_> = inside
+            .words("names")
+            .into_iter()
+            .filter(|n| !known.split(' ').any(|k| k == *n))
+            .collect();
+        assert!(more.is_empty(), "{profile}: /dev has {more:?}");
+    }
+    let nodes = "vda sda nvme0n1 loop0 loop-control mapper/control dm-0 mem kmem port kmsg kvm vhost-net \
+        vhost-vsock vsock fuse net/tun uinput input/event0 tty0 tty1 ttyS0 userfaultfd hwrng cpu/0/msr \
+        btrfs-control zram0 rtc0 snapshot autofs nvram vga_arbiter cpu_dma_latency";
+    let reads: Vec<_> = nodes.split_whitespace().map(|n| format!("stat /dev/{n}")).collect();
+    host.sandbox().refuses(&reads, &["ENOENT", "ENOTDIR"]);
+    host.sandbox().allows(&["read /dev/urandom", "write /dev/zero"]);
+}
+
+// V2
+fn a_device_made_by_mknod_does_not_open(host: &Host) {
+    let shared = host.open_dir("shared");
+    let devices = [
+        "b 254 0", "b 7 0", "c 1 11", "c 10 229", "c 10 232", "c 10 200", "c 1 1", "c 1 3", "c 5 1",
+    ];
+    let mut tries = vec![];
+    for dir in ["/tmp", "/workspace", "/dev/shm", "/dev", &shared] {
+        tries.extend(devices.map(|device| format!("mknod-open {dir}/hostile {device}")));
+    }
+    host.bare_root().allows(&[format!("mknod-open {shared}/control c 1 11")]);
+    host.sandbox().with(&format!("--rw {shared}")).refuses(&tries, REFUSED);
+    // A node that the host left in a shared directory is one too.
+    let made = std::process::Command::new("mknod")
+        .args([&format!("{shared}/left"), "c", "1", "11"])
+        .status();
+    assert!(made.unwrap().success());
+    std::process::Command::new("chmod").args(["666", &format!("{shared}/left")]).status().unwrap();
+    let left = [format!("read {shared}/left")];
+    assert_ne!(host.bare_root().ask(&left[0]).result, "EACCES", "control: on the host it opens");
+    host.sandbox().with(&format!("--rw {shared}")).refuses(&left, REFUSED);
+}
+
+// V5
+fn terminals_of_the_host_are_not_in_dev_pts(host: &Host) {
+    let on_pty = [&host.at("probe"), "direct", "on-pty"];
+    // Around both: a terminal of the host is open while they look.
+    let numbers = |text: &str| {
+        let names = text.split_once("names=").map_or("", |(_, rest)| rest);
+        names.split_whitespace().filter(|n| n.parse::<u32>().is_ok()).count()
+    };
+    let outside = host.bare().around(on_pty).run(&host.bare().probe_line(&["list /dev/pts"]));
+    assert!(numbers(&outside.text()) >= 1, "control: the host's is listed there: {outside:?}");
+    let inside = host.sandbox().around(on_pty).run(&host.bare().probe_line(&["list /dev/pts"]));
+    assert!(inside.text().contains("list result="), "the attempt was made: {inside:?}");
+    assert_eq!(numbers(&inside.text()), 0, "{inside:?}");
+    assert!(Path::new("/dev/pts/ptmx").exists(), "control: the host has a devpts");
+}
+
+// V6
+fn keys_pushed_into_the_callers_terminal_do_not_arrive(host: &Host) {
+    require(&[Feature::Seccomp]);
+    let on_pty = [&host.at("probe"), "direct", "on-pty"];
+    let push = |place: crate::host::Place<'_>| {
+        let ended = place.around(on_pty).run(&host.bare().probe_line(&["tiocsti"]));
+        assert!(ended.text().contains("tiocsti result="), "the attempt was made: {ended:?}");
+        ended.text().contains("on-pty result=OK")
+    };
+    assert!(push(host.bare()), "control: without a sandbox the key arrives");
+    assert!(!push(host.sandbox()), "a key arrived in the caller's terminal");
+    assert!(!push(host.sandbox().flag("--tty")), "a key arrived through --tty");
+    assert!(
+        !push(host.sandbox().with("--profile permissive --tty")),
+        "a key arrived through permissive"
+    );
+}

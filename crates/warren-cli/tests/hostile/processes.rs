@@ -1,0 +1,295 @@
+//! 4.4: other processes, what they share, privileges and mounts.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::host::{Feature, Host, Place, Running, Who, descendants_of, namespaces, require};
+
+hostile! {
+    a_host_process_cannot_be_signalled_traced_or_read,
+    no_visible_namespace_can_be_entered,
+    shared_memory_queues_and_keys_of_the_host_are_invisible,
+    another_sandbox_is_invisible,
+    setuid_and_file_capabilities_give_nothing,
+    no_new_namespace_can_be_made,
+    nothing_can_be_mounted,
+    priorities_and_limits_cannot_be_raised,
+    every_process_of_a_sandbox_is_walled_off_as_seen_from_the_host,
+    a_finished_sandbox_leaves_no_namespace,
+}
+
+const NO_SUCH: &[&str] = &["ESRCH", "ENOENT", "EPERM", "ENOSYS"];
+
+/// A process of the host, of the caller's own user, with one of everything.
+fn victim(host: &Host, tag: &str) -> Running {
+    host.bare().start(&[format!("victim {tag} 0")])
+}
+
+// X1-X4
+fn a_host_process_cannot_be_signalled_traced_or_read(host: &Host) {
+    let victim = victim(host, "x1");
+    let (pid, address) = (victim.said("pid"), victim.said("addr"));
+    let tries = [
+        format!("kill {pid} 0"),
+        format!("ptrace {pid}"),
+        format!("pidfd {pid}"),
+        format!("vm-read {pid} {address}"),
+        format!("kill {pid} 15"),
+        format!("read /proc/{pid}/mem"),
+        format!("write /proc/{pid}/mem"),
+        format!("kill {} 9", std::process::id()),
+    ];
+    host.bare().allows(&tries[..4]);
+    for profile in ["default", "strict", "permissive"] {
+        host.sandbox().with(&format!("--profile {profile}")).refuses(&tries, NO_SUCH);
+    }
+    host.bare().allows(&tries[..1]);
+}
+
+// X5
+fn no_visible_namespace_can_be_entered(host: &Host) {
+    assert_eq!(host.bare_root().ask("setns").result, "OK", "control: root enters its own");
+    let answer = host.sandbox().ask("setns");
+    assert_eq!(answer.result, "none", "{answer:?}");
+    assert!(answer.number("links") > 0, "there were links to try: {answer:?}");
+}
+
+// X6-X9
+fn shared_memory_queues_and_keys_of_the_host_are_invisible(host: &Host) {
+    require(&[Feature::SysvIpc, Feature::PosixQueues, Feature::Keyrings]);
+    let victim = victim(host, "x6");
+    let tries = ["sysv x6", "shm x6", "mqueue x6", "key x6"];
+    let made = victim.ready[0].detail.clone();
+    assert!(!made.contains("=E"), "control: the victim made them all: {made}");
+    host.bare().allows(&tries);
+    for profile in ["default", "strict", "permissive"] {
+        let refused = ["ENOENT", "EPERM", "EACCES", "ENOSYS", "ENOKEY"];
+        host.sandbox().with(&format!("--profile {profile}")).refuses(&tries, &refused);
+    }
+    drop(victim);
+}
+
+// X10-X13
+fn another_sandbox_is_invisible(host: &Host) {
+    let files = ["/workspace/x10", "/tmp/x10", "/dev/shm/x10", "/home/user/x10"];
+    let looks: Vec<String> = files
+        .iter()
+        .map(|f| format!("read {f}"))
+        .chain(["sysv", "shm", "abstract"].map(|look| format!("{look} x10")))
+        .chain(["tcp 127.0.0.1 4710".to_owned(), "tcp ::1 4710".to_owned()])
+        .collect();
+    let mut owner: Vec<String> = files.iter().map(|f| format!("put {f} x")).collect();
+    // Control: all of it is there to be found within one sandbox.
+    let line = host.sandbox().probe_line(&[owner.clone(), looks.clone()].concat());
+    let within =
+        [&line[..1], &["--victim".into(), "x10".into(), "4710".into()], &line[1..]].concat();
+    let within = host.sandbox().run(&within);
+    let found = within.text().lines().filter(|l| l.contains("result=OK")).count();
+    assert_eq!(found, owner.len() + 1 + looks.len(), "control: within one sandbox: {within:#?}");
+    owner.push("victim x10 4710".to_owned());
+    let other = host.sandbox().start(&owner);
+    let absent = ["ENOENT", "ECONNREFUSED", "EPERM", "EACCES", "ENETUNREACH"];
+    host.sandbox().refuses(&looks, &absent);
+    host.bare().refuses(&looks, &absent);
+    drop(other);
+}
+
+// R1
+fn setuid_and_file_capabilities_give_nothing(host: &Host) {
+    let dir = host.open_dir("bin");
+    for name in ["suid", "sgid", "caps"] {
+        fs::copy(host.path("probe"), host.path(&format!("bin/{name}"))).unwrap();
+    }
+    for (name, mode) in [("suid", 0o4755), ("sgid", 0o2755), ("caps", 0o755)] {
+        fs::set_permissions(host.path(&format!("bin/{name}")), fs::Permissions::from_mode(mode))
+            .unwrap();
+    }
+    host.bare_root().allows(&[format!("set-file-caps {dir}/caps")]);
+    let run = |place: &Place<'_>, program: &str| {
+        let ended = place.run(&[program, "whoami"]);
+        assert!(ended.text().contains("euid="), "it ran: {ended:?}");
+        ended.text()
+    };
+    // Control: as nobody on the bare host each of them does give what it promises.
+    let nobody =
+        host.bare_root().around("setpriv --reuid 65534 --regid 65534 --clear-groups".split(' '));
+    assert!(run(&nobody, &format!("{dir}/suid")).contains("euid=0"), "control: setuid works here");
+    assert!(run(&nobody, &format!("{dir}/sgid")).contains("egid=0"), "control: setgid works here");
+    assert!(
+        !run(&nobody, &format!("{dir}/caps")).contains("CapEff: 0000000000000000"),
+        "control: file caps"
+    );
+    let no_gain = |text: String, what: &str| {
+        assert!(text.contains(" uid=1000 euid=1000"), "{what}: {text}");
+        assert!(text.contains(" gid=1000 egid=1000"), "{what}: {text}");
+        assert_eq!(text.matches("0000000000000000").count(), 5, "{what}: {text}");
+    };
+    for profile in ["default", "strict", "permissive"] {
+        let sandbox = host.sandbox().with(&format!("--profile {profile} --ro {dir}"));
+        for name in ["suid", "sgid", "caps"] {
+            no_gain(run(&sandbox, &format!("{dir}/{name}")), name);
+        }
+        let own =
+            format!("cp {} /tmp/own; chmod 6755 /tmp/own; exec /tmp/own whoami", host.at("probe"));
+        no_gain(sandbox.run(&["/bin/sh", "-c", &own]).text(), "a setuid copy of one's own");
+        sandbox.refuses(&["setuid"], &["EPERM", "EINVAL"]);
+    }
+}
+
+// R2
+fn no_new_namespace_can_be_made(host: &Host) {
+    let kinds = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time"];
+    host.bare().allows(&["unshare user", "clone user", "clone3 user"]);
+    host.bare_root().allows(&kinds.map(|kind| format!("unshare {kind}")));
+    for profile in ["default", "strict", "permissive"] {
+        let sandbox = host.sandbox().with(&format!("--profile {profile}"));
+        sandbox.refuses(&kinds.map(|kind| format!("unshare {kind}")), &["EPERM"]);
+        sandbox.refuses(
+            &kinds[..7].iter().map(|k| format!("clone {k}")).collect::<Vec<_>>(),
+            &["EPERM"],
+        );
+        sandbox.refuses(&kinds.map(|kind| format!("clone3 {kind}")), &["ENOSYS"]);
+    }
+}
+
+// R3
+fn nothing_can_be_mounted(host: &Host) {
+    let kinds =
+        ["tmpfs", "proc", "sysfs", "cgroup", "cgroup2", "mqueue", "devpts", "overlay", "ramfs"];
+    let direct: Vec<_> = kinds.iter().map(|kind| format!("mount {kind} /tmp")).collect();
+    let by_userns: Vec<_> = kinds.iter().map(|kind| format!("userns-mount {kind} /tmp")).collect();
+    let others = [
+        "bind / /tmp",
+        "bind /proc /tmp",
+        "bind /usr /workspace",
+        "open-tree /",
+        "open-tree /usr",
+        "fsopen tmpfs",
+        "fsopen proc",
+        "umount /proc",
+        "umount /",
+    ];
+    host.bare_mounts().allows(&[&direct[0], &direct[1], others[0], others[3], others[5]]);
+    host.bare().allows(&by_userns[..1]);
+    for profile in ["default", "strict", "permissive"] {
+        let sandbox = host.sandbox().with(&format!("--profile {profile}"));
+        sandbox.refuses(&direct, &["EPERM"]);
+        sandbox.refuses(&by_userns, &["EPERM"]);
+        sandbox.refuses(&others, &["EPERM", "ENOSYS"]);
+    }
+}
+
+// R4
+fn priorities_and_limits_cannot_be_raised(host: &Host) {
+    host.bare_root().allows(&["fifo", "nice", "mlock"]);
+    // Root on a host that keeps CAP_SYS_RESOURCE back cannot do these two either; what anybody may do
+    // shows that the attempt is made rightly.
+    host.sandbox().allows(&["oom-adj 900"]);
+    let sandbox = host.sandbox();
+    sandbox.refuses(&["fifo", "nice"], &["EPERM", "EACCES"]);
+    sandbox.refuses(&["mlock"], &["EPERM", "ENOMEM", "EAGAIN"]);
+    sandbox.refuses(&["oom-adj -500"], &["EACCES", "EPERM", "ENOENT", "EROFS"]);
+    let limits = sandbox.ask("raise-limits");
+    assert_eq!(limits.result, "none", "{limits:?}");
+    assert!(limits.number("finite") >= 1, "there are limits to raise: {limits:?}");
+}
+
+/// The lines of /proc/PID/status that begin with one of `keys`.
+fn status(pid: i32, keys: &[&str]) -> Vec<(String, String)> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let lines = text.lines().filter_map(|l| l.split_once(":\t"));
+    let wanted = lines.filter(|(key, _)| keys.contains(key));
+    wanted.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+}
+
+/// The processes of the sandbox: those below the client that live in another pid namespace.
+fn inside(client: i32) -> Vec<i32> {
+    let ours = fs::read_link("/proc/self/ns/pid").unwrap();
+    let below = descendants_of(client).into_iter();
+    below
+        .filter(|pid| fs::read_link(format!("/proc/{pid}/ns/pid")).is_ok_and(|ns| ns != ours))
+        .collect()
+}
+
+// R5
+fn every_process_of_a_sandbox_is_walled_off_as_seen_from_the_host(host: &Host) {
+    require(&[Feature::PidNamespaces, Feature::NetNamespaces, Feature::CgroupNamespaces]);
+    let own = namespaces(i32::try_from(std::process::id()).unwrap());
+    let own_cgroup = fs::read_to_string("/proc/self/cgroup").unwrap();
+    let control = host.bare().start(&["wait-eof"]);
+    let shared = namespaces(control.pid()).iter().filter(|ns| own.contains(ns)).count();
+    assert_eq!(shared, own.len(), "control: a process of the host shares every namespace with us");
+    let running = [host.sandbox().start(&["wait-eof"]), host.sandbox().start(&["wait-eof"])];
+    let mut uids = vec![];
+    let mut wrong = vec![];
+    for sandbox in &running {
+        let pids = inside(sandbox.pid());
+        assert!(pids.len() >= 2, "init and the probe: {pids:?}");
+        let mut seen = BTreeSet::new();
+        for &pid in &pids {
+            for (kind, link) in namespaces(pid) {
+                // The time namespace is not one that a sandbox needs.
+                if !kind.starts_with("time") && own.contains(&(kind.clone(), link.clone())) {
+                    wrong.push(format!("{pid} shares {link} with the host ({kind})"));
+                }
+            }
+            for (key, value) in status(pid, &["Uid", "Gid"]) {
+                for id in value.split_whitespace() {
+                    if id == "0" {
+                        wrong.push(format!("{pid} has {key} {value}"));
+                    }
+                    seen.insert((key.clone(), id.to_owned()));
+                }
+            }
+            for (key, value) in status(pid, &["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"]) {
+                if value.bytes().any(|b| b != b'0') {
+                    wrong.push(format!("{pid} has {key} {value}"));
+                }
+            }
+            let walls = status(pid, &["Seccomp", "NoNewPrivs"]);
+            if !walls.contains(&("Seccomp".into(), "2".into()))
+                || !walls.contains(&("NoNewPrivs".into(), "1".into()))
+            {
+                wrong.push(format!("{pid} has {walls:?}"));
+            }
+            let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+            if host.who() == Who::Root && cgroup == own_cgroup {
+                wrong.push(format!("{pid} is in the caller's cgroup"));
+            }
+        }
+        uids.push(seen);
+    }
+    if host.who() == Who::Root {
+        let both: Vec<_> = uids[0].intersection(&uids[1]).collect();
+        assert!(both.is_empty(), "two sandboxes share {both:?}");
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+// R5, T8
+fn a_finished_sandbox_leaves_no_namespace(host: &Host) {
+    let running = host.sandbox().start(&["wait-eof"]);
+    let own = namespaces(i32::try_from(std::process::id()).unwrap());
+    let its: BTreeSet<String> = inside(running.pid())
+        .into_iter()
+        .flat_map(namespaces)
+        .filter(|ns| !own.contains(ns))
+        .map(|(_, link)| link)
+        .collect();
+    assert!(its.len() >= 6, "control: it has namespaces of its own: {its:?}");
+    let alive = || -> BTreeSet<String> {
+        let pids = fs::read_dir("/proc").unwrap().flatten();
+        let pids = pids.filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
+        pids.flat_map(namespaces).map(|(_, link)| link).filter(|l| its.contains(l)).collect()
+    };
+    assert_eq!(alive(), its, "control: they are found while it runs");
+    running.end();
+    let start = Instant::now();
+    while !alive().is_empty() {
+        assert!(start.elapsed() < Duration::from_secs(2), "left: {:?}", alive());
+        thread::sleep(Duration::from_millis(10));
+    }
+}

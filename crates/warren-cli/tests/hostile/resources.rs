@@ -1,0 +1,540 @@
+//! 4.7: resources, and life and death.
+//!
+//! S8 needs the API, S14 and S15 a suspend: the conformance suite of the backends has them. S17 to S19
+//! are about a host full of sandboxes and belong to the benchmark.
+
+use std::fs;
+use std::io::Read as _;
+use std::os::unix::ffi::OsStringExt as _;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
+
+use crate::host::{Host, Place, Running, Who, descendants_of, finish};
+
+hostile! {
+    a_fork_bomb_stops_at_the_limit_and_the_host_still_works,
+    a_memory_bomb_ends_as_out_of_memory,
+    shared_and_unmapped_memory_counts_too,
+    a_limit_that_cannot_be_held_is_refused_and_not_weakened,
+    one_quota_bounds_all_that_is_written_anywhere,
+    empty_files_run_out,
+    descriptors_run_out,
+    spinning_sandboxes_leave_the_host_its_share,
+    an_output_flood_to_a_stalled_reader_stays_bounded,
+    orphans_are_reaped,
+    a_deep_directory_goes_with_its_sandbox,
+    a_daemon_is_gone_with_its_command,
+    a_daemon_is_gone_after_a_timeout,
+    nothing_survives_the_client,
+    killing_everything_inside_ends_only_the_sandbox,
+    killing_init_from_outside_ends_the_run,
+    huge_and_odd_arguments_get_through_or_a_clean_error,
+    cpu_time_is_counted_over_all_processes,
+    wall_time_ends_a_sleeper,
+    output_is_bytes_and_never_drives_the_callers_terminal,
+}
+
+fn spawn_time() -> Duration {
+    let start = Instant::now();
+    assert!(Command::new("true").status().unwrap().success());
+    start.elapsed()
+}
+
+// S1
+fn a_fork_bomb_stops_at_the_limit_and_the_host_still_works(host: &Host) {
+    let control = host.bare().ask("forks 200");
+    assert_eq!((control.result.as_str(), control.number("count")), ("OK", 200), "control");
+    let roomy = host.sandbox().with("--pids 300").ask("forks 200");
+    assert_eq!(
+        (roomy.result.as_str(), roomy.number("count")),
+        ("OK", 200),
+        "control: below the limit"
+    );
+    let tight = host.sandbox().with("--pids 32").ask("forks 200");
+    assert_eq!(tight.result, "EAGAIN", "{tight:?}");
+    assert!(tight.number("count") <= 32, "{tight:?}");
+    let default = host.sandbox().ask("forks 2000");
+    assert_eq!(default.result, "EAGAIN", "a limit without asking: {default:?}");
+    // One limit for each: what a neighbour uses up is not missing here.
+    let neighbour = host.sandbox().with("--pids 32").start(&["wait-eof"]);
+    let beside = host.sandbox().with("--pids 32").ask("forks 20");
+    assert_eq!(beside.result, "OK", "{beside:?}");
+    drop(neighbour);
+    let before = spawn_time();
+    let bomb = host.sandbox().with("--pids 64 --timeout 3s");
+    let line = bomb.probe_line(&["bomb"]);
+    let command = bomb.clone().flag("--json").command(&line);
+    let running = thread::spawn(move || finish(command));
+    thread::sleep(Duration::from_millis(1500));
+    let during = spawn_time();
+    let ended = running.join().unwrap();
+    eprintln!("a process of the host starts in {before:?}, during a fork bomb in {during:?}");
+    assert!(ended.took < Duration::from_secs(15), "{ended:?}");
+    let report: serde_json::Value = serde_json::from_slice(&ended.stdout).unwrap();
+    let cause = report["cause"]["kind"].as_str().unwrap();
+    assert!(["timed_out", "too_many_processes"].contains(&cause), "{report:#}");
+}
+
+/// A sandbox with 64 MiB. A plain user without a cgroup has to accept that init watches it.
+fn small_memory(host: &Host) -> Place<'_> {
+    let sandbox = host.sandbox().with("--memory 64M --timeout 30s");
+    if host.who() == Who::Nobody { sandbox.with("--accept-missing memory") } else { sandbox }
+}
+
+// S2
+fn a_memory_bomb_ends_as_out_of_memory(host: &Host) {
+    host.bare().allows(&["eat 256 1", "eat 256 16"]);
+    let sandbox = small_memory(host);
+    for small in ["eat 24 1", "eat 24 6"] {
+        let report = sandbox.probe_report(small);
+        assert_eq!(
+            (report.cause(), report.code()),
+            ("exited", 0),
+            "control: in the limit: {report:#?}"
+        );
+    }
+    for (place, mib) in [(&sandbox, "256"), (&host.sandbox().with("--timeout 60s"), "900")] {
+        let one = place.report(&[&host.at("probe"), "direct", "eat", mib, "1"]);
+        // An rlimit on each process may speak before the watch over all of them does.
+        let refused = host.who() == Who::Nobody && one.stdout().contains("result=ENOMEM");
+        assert!(one.cause() == "out_of_memory" || refused, "{mib} MiB in one process: {one:#?}");
+    }
+    let many = sandbox.probe_report("eat 256 16");
+    assert_eq!(many.cause(), "out_of_memory", "{many:#?}");
+}
+
+// S2
+fn shared_and_unmapped_memory_counts_too(host: &Host) {
+    for kind in ["shared", "memfd", "sysv"] {
+        host.bare().allows(&[format!("eat-hidden {kind} 256")]);
+        let within = small_memory(host).probe_report(&format!("eat-hidden {kind} 24"));
+        assert!(within.stdout().contains("result=OK"), "control: in the limit: {within:#?}");
+        let report =
+            small_memory(host).report(&[&host.at("probe"), "direct", "eat-hidden", kind, "256"]);
+        // Ended, or refused at some point below: anything but 256 MiB under a limit of 64.
+        let refused = report.stdout().contains("result=E");
+        assert!(report.cause() == "out_of_memory" || refused, "{kind}: {report:#?}");
+    }
+}
+
+// T14
+fn a_limit_that_cannot_be_held_is_refused_and_not_weakened(host: &Host) {
+    let ended = host.sandbox().with("--memory 64M").flag("--json").run(&["true"]);
+    if ended.code == Some(0) {
+        let report: serde_json::Value = serde_json::from_slice(&ended.stdout).unwrap();
+        let limits = report["enforced"]["limits"].as_array().unwrap();
+        let memory = limits.iter().find(|limit| limit["limit"] == "memory").unwrap();
+        assert_eq!(memory["bound"], "exact", "asked for and started, so it is held: {report:#}");
+    } else {
+        assert_eq!(host.who(), Who::Nobody, "control: root has cgroups: {ended:?}");
+        ended.assert_clean_error("a limit that a plain user cannot have");
+        assert!(
+            ended.stderr.contains("--accept-missing memory"),
+            "the way out is named: {ended:?}"
+        );
+    }
+    let accepted = small_memory(host).report(&["true"]);
+    assert_eq!(accepted.cause(), "exited", "control: {accepted:#?}");
+}
+
+// S3
+fn one_quota_bounds_all_that_is_written_anywhere(host: &Host) {
+    let places =
+        "/workspace /tmp /dev/shm /home/user /var/tmp /run /var /etc /dev /dev/mqueue / /usr /mnt";
+    let fill = |quota: &str| {
+        let place = host.sandbox().with(&format!("--disk {quota}"));
+        place.ask(&format!("fill 200 {places}"))
+    };
+    let control = host.bare().ask(&format!("fill 40 {}", host.at("home")));
+    assert_eq!(control.result, "OK", "control: on the host there is room: {control:?}");
+    fs::remove_file(host.path("home/fill")).unwrap();
+    let small = fill("16M");
+    assert!(["ENOSPC", "EDQUOT", "EFBIG"].contains(&small.result.as_str()), "{small:?}");
+    assert!(small.number("opened") >= 4, "it found places to write to: {small:?}");
+    assert!(small.number("total") <= 17 << 20, "more than one quota of 16 MiB: {small:?}");
+    let large = fill("48M");
+    assert!(large.number("total") <= 49 << 20, "more than one quota of 48 MiB: {large:?}");
+    assert!(large.number("total") >= 32 << 20, "control: a larger quota holds more: {large:?}");
+    let report = host.sandbox().with("--disk 16M").report(&[
+        "/bin/sh",
+        "-c",
+        "cat /dev/zero > /workspace/x",
+    ]);
+    assert!(["disk_quota", "exited"].contains(&report.cause()), "{report:#?}");
+    assert_ne!(report.code(), 0, "{report:#?}");
+}
+
+// S4
+fn empty_files_run_out(host: &Host) {
+    for dir in ["/workspace", "/tmp", "/dev/shm", "/home/user"] {
+        host.sandbox().allows(&[format!("many-files {dir} 1000")]);
+        let answer = host.sandbox().with("--timeout 60s").ask(&format!("many-files {dir} 150000"));
+        assert!(["ENOSPC", "EDQUOT"].contains(&answer.result.as_str()), "{dir}: {answer:?}");
+    }
+}
+
+// S5
+fn descriptors_run_out(host: &Host) {
+    let control = host.bare().ask("open-many");
+    assert!(control.number("count") > 512, "control: the host's limit is higher: {control:?}");
+    let default = host.sandbox().ask("open-many");
+    assert_eq!(default.result, "EMFILE");
+    assert!(default.number("count") <= 256, "{default:?}");
+    let tight = host.sandbox().with("--open-files 64").ask("open-many");
+    assert!(tight.result == "EMFILE" && tight.number("count") <= 64, "{tight:?}");
+    let roomy = host.sandbox().with("--open-files 400").ask("open-many");
+    assert!(roomy.number("count") > 300, "control: the limit is the one asked for: {roomy:?}");
+    let hoard = host.sandbox().with("--pids 250 --timeout 20s").ask("hoard 200");
+    assert_eq!(hoard.number("processes"), 200, "{hoard:?}");
+    fs::read("/proc/self/status").unwrap();
+}
+
+// S6
+fn spinning_sandboxes_leave_the_host_its_share(host: &Host) {
+    let share = |text: &str| {
+        let words: Vec<_> = text.split([' ', '=']).collect();
+        let after = |key| {
+            words[words.iter().position(|w| *w == key).unwrap() + 1].trim().parse::<f64>().unwrap()
+        };
+        after("cpu_ms") / after("wall_ms")
+    };
+    let alone = share(&host.bare().ask("spin 1000").detail);
+    let mut spinners: Vec<_> = (0..32)
+        .map(|_| {
+            let place = host.sandbox().with("--timeout 60s");
+            let mut command = place.command(&place.probe_line(&["spin 20000"]));
+            command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+        })
+        .collect();
+    thread::sleep(Duration::from_secs(3));
+    let among = share(&host.bare().ask("spin 3000").detail);
+    for child in &mut spinners {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    // Its fair share is that of one among 33 on these processors.
+    let processors =
+        f64::from(u32::try_from(thread::available_parallelism().unwrap().get()).unwrap());
+    let fair = (processors / 33.0).min(1.0);
+    eprintln!(
+        "a host process has {alone:.2} of a CPU alone, {among:.2} among 32 spinning sandboxes"
+    );
+    assert!(alone > fair, "control: alone it has more than that: {alone}");
+    assert!(among >= fair / 2.0, "{among} of a CPU is less than half of {fair}");
+}
+
+fn peak_kib(pid: i32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
+    line.map_or(0, |l| l.trim().trim_end_matches(" kB").parse().unwrap())
+}
+
+// S7
+fn an_output_flood_to_a_stalled_reader_stays_bounded(host: &Host) {
+    for fd in ["1", "2"] {
+        let place = host.sandbox().with("--max-output 1M --timeout 30s");
+        let report = place.probe_report(&format!("flood 1024 {fd}"));
+        assert_eq!(report.cause(), "output_limit", "fd {fd}: {:?}", report.0["cause"]);
+        let key = if fd == "1" { "stdout" } else { "stderr" };
+        let kept = report.0[key].as_str().unwrap().len();
+        assert!(kept > 100_000 && kept <= (1 << 20) + 4096, "fd {fd}: {kept} bytes kept");
+    }
+    let control = host.sandbox().with("--max-output 1M").probe_report("all-bytes 100");
+    assert_eq!(control.cause(), "exited", "control: a little output is no flood");
+    let place = host.sandbox().with("--max-output 1M --timeout 20s");
+    let mut command = place.command(&place.probe_line(&["flood 1024 1"]));
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let pid = i32::try_from(child.id()).unwrap();
+    thread::sleep(Duration::from_secs(2));
+    let all: Vec<_> =
+        descendants_of(pid).into_iter().chain([pid]).map(|p| (p, peak_kib(p))).collect();
+    assert!(all.iter().all(|(_, kib)| *kib < 64 << 10), "nobody hoards what is not read: {all:?}");
+    let mut bytes = vec![];
+    child.stdout.take().unwrap().read_to_end(&mut bytes).unwrap();
+    child.wait().unwrap();
+    assert!(bytes.len() <= (1 << 20) + (128 << 10), "{} bytes got out of 1 MiB", bytes.len());
+}
+
+// S9
+fn orphans_are_reaped(host: &Host) {
+    assert_eq!(
+        host.sandbox().ask("zombie").number("zombies"),
+        1,
+        "control: the probe sees a zombie"
+    );
+    let answer = host.sandbox().ask("orphans 150");
+    assert_eq!((answer.number("orphans"), answer.number("zombies")), (150, 0), "{answer:?}");
+}
+
+// S10
+fn a_deep_directory_goes_with_its_sandbox(host: &Host) {
+    for dir in ["/workspace", "/tmp"] {
+        let sandbox = host.sandbox().with("--timeout 60s");
+        let line = sandbox.probe_line(&[format!("deep {dir} 2500")]);
+        let ended = sandbox.run(&line);
+        assert!(ended.text().contains("levels=2500"), "control: 500 kB deep: {ended:?}");
+        assert!(ended.took < Duration::from_secs(20), "{ended:?}");
+    }
+}
+
+fn with_tag(tag: &str) -> Vec<i32> {
+    let own = i32::try_from(std::process::id()).unwrap();
+    let of_ours = descendants_of(own).into_iter();
+    of_ours
+        .filter(|pid| {
+            let text = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&text).contains(tag)
+        })
+        .collect()
+}
+
+// S11
+fn a_daemon_is_gone_with_its_command(host: &Host) {
+    let answer = host.bare().ask("daemon s11-control");
+    let left = with_tag("s11-control");
+    assert_eq!(left.len(), 1, "control: on the host it stays: {answer:?}");
+    let pid = rustix::process::Pid::from_raw(left[0]).unwrap();
+    rustix::process::kill_process(pid, Signal::KILL).unwrap();
+    let ended = host.sandbox().run(&host.sandbox().probe_line(&["daemon s11-inside"]));
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.text().contains("result=OK"), "control: it was started: {ended:?}");
+    assert_eq!(with_tag("s11-inside"), [0; 0], "a daemon is left when the run is over");
+}
+
+// S11
+fn a_daemon_is_gone_after_a_timeout(host: &Host) {
+    let sandbox = host.sandbox().with("--timeout 1s");
+    let cases = ["daemon s11-late", "stubborn 3"];
+    let ended = sandbox.run(&sandbox.probe_line(&cases));
+    assert_eq!(ended.code, Some(124), "{ended:?}");
+    assert!(ended.took < Duration::from_secs(6), "{ended:?}");
+    assert!(ended.text().contains("daemon result=OK"), "control: it was started: {ended:?}");
+    assert_eq!(with_tag("s11-late"), [0; 0], "a daemon is left when the run is over");
+    let report = sandbox.report(&sandbox.probe_line(&cases));
+    assert_eq!(report.cause(), "timed_out", "{report:#?}");
+    assert!(report.stdout().contains("daemon result=OK"), "the output so far is kept: {report:#?}");
+}
+
+fn wait_until_gone(tag: &str, what: &str) {
+    let start = Instant::now();
+    while !with_tag(tag).is_empty() {
+        assert!(start.elapsed() < Duration::from_secs(2), "{what}: {:?} survive", with_tag(tag));
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+// S12
+fn nothing_survives_the_client(host: &Host) {
+    let stubborn = |place: &Place<'_>, tag: &str| -> Running {
+        place.start(&[format!("daemon {tag}"), "stubborn 5".to_owned()])
+    };
+    let mut control = host
+        .bare()
+        .around(["/bin/sh", "-c", "\"$@\"; true", "sh"])
+        .start(&["daemon s12-c", "stubborn 1"]);
+    control.signal(Signal::KILL);
+    control.wait_only();
+    assert!(!with_tag("s12-c").is_empty(), "control: on the host they survive their parent");
+    for pid in with_tag("s12-c") {
+        rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), Signal::KILL)
+            .unwrap();
+    }
+    for (signal, tag) in [
+        (Signal::TERM, "s12-term"),
+        (Signal::KILL, "s12-kill"),
+        (Signal::INT, "s12-int"),
+        (Signal::HUP, "s12-hup"),
+    ] {
+        let mut running = stubborn(&host.sandbox(), tag);
+        assert!(with_tag(tag).len() >= 3, "control: they run");
+        running.signal(signal);
+        if signal != Signal::KILL {
+            // The command hears no polite signal; the second one is not.
+            thread::sleep(Duration::from_millis(500));
+            running.signal(Signal::KILL);
+        }
+        running.wait_only();
+        wait_until_gone(tag, tag);
+    }
+}
+
+// S13
+fn killing_everything_inside_ends_only_the_sandbox(host: &Host) {
+    // First of all: what follows would end the host if the sandbox shared its processes.
+    assert!(
+        host.sandbox().ask("pids").number("count") <= 4,
+        "the sandbox sees processes of the host"
+    );
+    let victim = host.bare().start(&["wait-eof"]);
+    let neighbour = host.sandbox().start(&["wait-eof"]);
+    for case in
+        ["kill 1 9", "kill -1 9", "kill -1 19", "kill 1 15", "kill 1 19", "kill 0 9", "kill -1 15"]
+    {
+        let sandbox = host.sandbox().with("--timeout 3s");
+        let ended = sandbox.run(&sandbox.probe_line(&[case]));
+        assert!(ended.signal.is_none(), "{case} reached the client: {ended:?}");
+        assert!(ended.took < Duration::from_secs(8), "{case}: {ended:?}");
+    }
+    let report = host.sandbox().with("--timeout 3s").probe_report("kill -1 9");
+    assert!(["exited", "signalled", "lost", "timed_out"].contains(&report.cause()), "{report:#?}");
+    // Control: neither the host's process nor the neighbour felt any of it, and both still end well.
+    assert_eq!(neighbour.end().code, Some(0), "the neighbour");
+    assert_eq!(victim.end().code, Some(0), "the host's process");
+}
+
+// S13
+fn killing_init_from_outside_ends_the_run(host: &Host) {
+    let mut running = host.sandbox().start(&["daemon s13-init", "stubborn 2"]);
+    let ours = fs::read_link("/proc/self/ns/pid").unwrap();
+    let first = descendants_of(running.pid()).into_iter().find(|pid| {
+        let nspid = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let line = nspid.lines().find(|l| l.starts_with("NSpid:")).unwrap_or("").to_owned();
+        fs::read_link(format!("/proc/{pid}/ns/pid")).is_ok_and(|ns| ns != ours)
+            && line.ends_with("\t1")
+    });
+    let init = rustix::process::Pid::from_raw(first.expect("control: there is an init")).unwrap();
+    rustix::process::kill_process(init, Signal::KILL).unwrap();
+    let ended = running.wait_only();
+    assert!(ended.took < Duration::from_secs(3), "{ended:?}");
+    assert!(ended.code.is_some_and(|code| code != 0), "it is not reported as success: {ended:?}");
+    wait_until_gone("s13-init", "after the end of init");
+}
+
+// S16
+fn huge_and_odd_arguments_get_through_or_a_clean_error(host: &Host) {
+    let probe = host.at("probe");
+    let through = |place: &Place<'_>, args: Vec<std::ffi::OsString>, expected: &str, what: &str| {
+        let ended = place.run(&args);
+        if ended.code == Some(0) {
+            assert!(
+                ended.text().contains(expected),
+                "{what}: {}",
+                &ended.text()[..200.min(ended.text().len())]
+            );
+        } else {
+            assert!(ended.stderr.len() < 10_000, "{what}: {} bytes of message", ended.stderr.len());
+            ended.assert_clean_error(what);
+        }
+    };
+    widen();
+    let block = "a".repeat(100_000);
+    for (count, place) in [(1, host.sandbox()), (19, host.sandbox()), (55, host.sandbox())] {
+        let mut args = vec![probe.clone().into(), "args".into()];
+        args.extend((0..count).map(|_| block.clone().into()));
+        through(
+            &place,
+            args,
+            &format!("count={count} bytes={}", count * 100_000),
+            "long arguments",
+        );
+    }
+    let mut many = host.sandbox();
+    for i in 0..100_000 {
+        many = many.flag(format!("--env=K{i}=v"));
+    }
+    through(&many, vec![probe.clone().into(), "env".into()], "env result=OK", "100000 variables");
+    let odd = std::ffi::OsString::from_vec(b"\xff\xfe\x1b[31m".to_vec());
+    through(
+        &host.sandbox(),
+        vec![probe.clone().into(), "args".into(), odd],
+        "hex=fffe1b5b33316d",
+        "not UTF-8",
+    );
+    through(
+        &host.sandbox(),
+        vec![probe.clone().into(), "args".into(), "".into()],
+        "count=1 bytes=0",
+        "empty",
+    );
+    host.sandbox().run(&[""]).assert_clean_error("an empty program");
+    host.sandbox().run::<&str>(&[]).assert_clean_error("no program");
+    for flag in [
+        "--env==v",
+        "--env=",
+        "--memory=0",
+        "--memory=99999999999999999999",
+        "--pids=0",
+        "--pids=-1",
+    ] {
+        host.sandbox().flag(flag).run(&["true"]).assert_clean_error(flag);
+    }
+    // An empty argument vector has been the end of careful programs before.
+    let ended = host.bare().run(&[&probe, "direct", "no-argv", &host.at("warren")]);
+    assert!(
+        ended.signal.is_none() && ended.code.is_some_and(|c| c != 101 && c != 134),
+        "{ended:?}"
+    );
+    let control = host.sandbox().run(&[&probe, "args", "a", "b"]);
+    assert!(control.text().contains("count=2 bytes=2"), "control: {control:?}");
+}
+
+/// Lets this process pass six megabytes of arguments, the most that Linux takes, and not two.
+fn widen() {
+    let wide = Rlimit { current: None, ..getrlimit(Resource::Stack) };
+    setrlimit(Resource::Stack, wide).unwrap();
+}
+
+// max_cpu_time_ms, by E1
+fn cpu_time_is_counted_over_all_processes(host: &Host) {
+    let sandbox = host.sandbox().with("--cpu-time 1s --timeout 20s");
+    let asleep = sandbox.probe_report("sleep 2500");
+    assert_eq!(asleep.cause(), "exited", "control: sleeping costs nothing: {asleep:#?}");
+    for case in ["spin-tree 1 15000", "spin-tree 2 15000", "spin-relay 15000"] {
+        let start = Instant::now();
+        let report = sandbox.probe_report(case);
+        assert_eq!(report.cause(), "cpu_time", "{case}: {report:#?}");
+        assert!(start.elapsed() < Duration::from_secs(10), "{case} took {:?}", start.elapsed());
+    }
+}
+
+// max_wall_time_ms, by E1
+fn wall_time_ends_a_sleeper(host: &Host) {
+    let short = host.sandbox().with("--timeout 1s");
+    assert_eq!(short.run(&short.probe_line(&["sleep 100"])).code, Some(0), "control: in time");
+    let ended = short.run(&short.probe_line(&["sleep 30000"]));
+    assert_eq!(ended.code, Some(124), "{ended:?}");
+    assert!(
+        ended.took >= Duration::from_millis(900) && ended.took < Duration::from_secs(5),
+        "{ended:?}"
+    );
+    assert_eq!(short.probe_report("sleep 30000").cause(), "timed_out");
+}
+
+// S20
+fn output_is_bytes_and_never_drives_the_callers_terminal(host: &Host) {
+    let probe = host.at("probe");
+    let expected: Vec<u8> = (0..40).flat_map(|_| 0..=255u8).collect();
+    let bytes = host.sandbox().run(&[&probe, "all-bytes", "40"]);
+    assert_eq!(host.bare().run(&[&probe, "all-bytes", "40"]).stdout, expected, "control");
+    assert_eq!(bytes.stdout, expected, "every byte comes through as it is");
+    let json = host.sandbox().flag("--json").run(&[&probe, "all-bytes", "1"]);
+    assert!(json.stdout.iter().all(|b| *b == b'\n' || *b >= 0x20), "JSON holds no control bytes");
+    assert!(serde_json::from_slice::<serde_json::Value>(&json.stdout).is_ok(), "{json:?}");
+    let lines = host.sandbox().with("--timeout 60s").run(&[&probe, "lines", "100000"]);
+    let counted: String = (0..100_000).map(|i| format!("{i:07}\n")).collect();
+    assert!(lines.text() == counted, "stdout: {} of {} bytes", lines.stdout.len(), counted.len());
+    assert!(
+        lines.stderr.ends_with(&counted),
+        "stderr: {} of {} bytes",
+        lines.stderr.len(),
+        counted.len()
+    );
+    // What the tool itself says quotes hostile names, and must not pass on what they would do.
+    let clear = "\u{1b}[2J\u{1b}]0;owned\u{7}";
+    for ended in [
+        host.sandbox().run(&[clear]),
+        host.sandbox().flag(format!("--profile={clear}")).run(&["true"]),
+        host.sandbox().flag(format!("--ro=/{clear}")).run(&["true"]),
+        host.sandbox().flag(format!("--workdir={clear}")).run(&["true"]),
+    ] {
+        ended.assert_clean_error("control bytes in a name");
+        assert!(
+            !ended.stderr.contains(['\u{1b}', '\u{7}']),
+            "it reaches the terminal: {:?}",
+            ended.stderr
+        );
+    }
+}
