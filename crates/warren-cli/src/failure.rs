@@ -44,6 +44,11 @@ impl Failure {
         Self { hint: Some(hint.into()), ..self }
     }
 
+    /// Tells whether there is no such program in the sandbox.
+    pub(crate) fn is_missing_program(&self) -> bool {
+        self.code == "program_not_found"
+    }
+
     /// Prints it where it belongs and returns its exit code.
     pub(crate) fn report(&self, json: bool) -> ExitCode {
         // Nobody listens any more if a write fails; the exit code still tells.

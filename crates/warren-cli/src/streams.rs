@@ -29,6 +29,10 @@ pub(crate) enum Stream<F: AsFd + AsRawFd> {
 }
 
 impl<F: AsFd + AsRawFd> Stream<F> {
+    #[expect(
+        deprecated,
+        reason = "its successor is unsafe, for types whose descriptor may change; `AsFd` rules that out"
+    )]
     pub(crate) fn new(fd: F, interest: Interest) -> Self {
         match AsyncFd::try_with_interest(fd, interest) {
             Ok(fd) => Self::Waiting(fd),

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 
 use crate::host::{Host, Place, Running, Who, descendants_of, finish};
 
@@ -29,6 +29,8 @@ hostile! {
     a_daemon_is_gone_with_its_command,
     a_daemon_is_gone_after_a_timeout,
     nothing_survives_the_client,
+    a_helper_that_wakes_late_still_clears_up_after_the_client,
+    a_run_whose_helpers_were_killed_still_ends_and_clears_up,
     killing_everything_inside_ends_only_the_sandbox,
     killing_init_from_outside_ends_the_run,
     huge_and_odd_arguments_get_through_or_a_clean_error,
@@ -296,8 +298,8 @@ fn a_daemon_is_gone_with_its_command(host: &Host) {
     let answer = host.bare().ask("daemon s11-control");
     let left = with_tag("s11-control");
     assert_eq!(left.len(), 1, "control: on the host it stays: {answer:?}");
-    let pid = rustix::process::Pid::from_raw(left[0]).unwrap();
-    rustix::process::kill_process(pid, Signal::KILL).unwrap();
+    let pid = Pid::from_raw(left[0]).unwrap();
+    kill_process(pid, Signal::KILL).unwrap();
     let ended = host.sandbox().run(&host.sandbox().probe_line(&["daemon s11-inside"]));
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.text().contains("result=OK"), "control: it was started: {ended:?}");
@@ -339,8 +341,7 @@ fn nothing_survives_the_client(host: &Host) {
     control.wait_only();
     assert!(!with_tag("s12-c").is_empty(), "control: on the host they survive their parent");
     for pid in with_tag("s12-c") {
-        rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), Signal::KILL)
-            .unwrap();
+        kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
     }
     for (signal, tag) in [
         (Signal::TERM, "s12-term"),
@@ -359,6 +360,39 @@ fn nothing_survives_the_client(host: &Host) {
         running.wait_only();
         wait_until_gone(tag, tag);
     }
+}
+
+/// The processes below the client that are not in the sandbox: whatever it needs to keep one.
+fn helpers(client: i32) -> Vec<Pid> {
+    let ours = fs::read_link("/proc/self/ns/pid").unwrap();
+    let is_ours =
+        |pid: &i32| fs::read_link(format!("/proc/{pid}/ns/pid")).is_ok_and(|ns| ns == ours);
+    let below = descendants_of(client).into_iter().filter(is_ours);
+    below.filter_map(Pid::from_raw).collect()
+}
+
+// S12: on a busy host the sandbox may be dead before the helper hears that the client is.
+fn a_helper_that_wakes_late_still_clears_up_after_the_client(host: &Host) {
+    let mut running = host.sandbox().start(&["daemon s12-late", "stubborn 1"]);
+    let helpers = helpers(running.pid());
+    helpers.iter().for_each(|pid| kill_process(*pid, Signal::STOP).unwrap());
+    running.signal(Signal::KILL);
+    running.wait_only();
+    thread::sleep(Duration::from_millis(500));
+    helpers.iter().for_each(|pid| kill_process(*pid, Signal::CONT).unwrap());
+    wait_until_gone("s12-late", "a late helper");
+}
+
+// S12: a helper that an operator or the OOM killer ended must not cost more than the run.
+fn a_run_whose_helpers_were_killed_still_ends_and_clears_up(host: &Host) {
+    let running = host.sandbox().start(&["daemon s12-helper", "wait-eof"]);
+    helpers(running.pid()).iter().for_each(|pid| kill_process(*pid, Signal::KILL).unwrap());
+    thread::sleep(Duration::from_millis(200));
+    let ended = running.end();
+    assert!(ended.took < Duration::from_secs(3), "{ended:?}");
+    wait_until_gone("s12-helper", "after the end of the helpers");
+    let control = host.sandbox().start(&["daemon s12-control", "wait-eof"]);
+    assert_eq!(control.end().code, Some(0), "control: with its helpers it ends well");
 }
 
 // S13
@@ -395,8 +429,8 @@ fn killing_init_from_outside_ends_the_run(host: &Host) {
         fs::read_link(format!("/proc/{pid}/ns/pid")).is_ok_and(|ns| ns != ours)
             && line.ends_with("\t1")
     });
-    let init = rustix::process::Pid::from_raw(first.expect("control: there is an init")).unwrap();
-    rustix::process::kill_process(init, Signal::KILL).unwrap();
+    let init = Pid::from_raw(first.expect("control: there is an init")).unwrap();
+    kill_process(init, Signal::KILL).unwrap();
     let ended = running.wait_only();
     assert!(ended.took < Duration::from_secs(3), "{ended:?}");
     assert!(ended.code.is_some_and(|code| code != 0), "it is not reported as success: {ended:?}");
