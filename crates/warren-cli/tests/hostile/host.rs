@@ -388,7 +388,8 @@ fn strangers_in(dir: &Path) -> bool {
 
 fn foreign_warren() -> bool {
     let ours = descendants();
-    all_pids().into_iter().filter(|pid| !ours.contains(pid)).any(|pid| {
+    let lives = |pid: &i32| parent_and_state(*pid).is_some_and(|(_, state)| state != 'Z');
+    all_pids().into_iter().filter(|pid| !ours.contains(pid)).filter(lives).any(|pid| {
         fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.starts_with("warren"))
     })
 }

@@ -110,6 +110,7 @@ fn a_memory_bomb_ends_as_out_of_memory(host: &Host) {
 
 // S2
 fn shared_and_unmapped_memory_counts_too(host: &Host) {
+    let mut wrong = vec![];
     for kind in ["shared", "memfd", "sysv"] {
         host.bare().allows(&[format!("eat-hidden {kind} 256")]);
         let within = small_memory(host).probe_report(&format!("eat-hidden {kind} 24"));
@@ -117,16 +118,19 @@ fn shared_and_unmapped_memory_counts_too(host: &Host) {
         let report =
             small_memory(host).report(&[&host.at("probe"), "direct", "eat-hidden", kind, "256"]);
         // Ended, or refused at some point below: anything but 256 MiB under a limit of 64.
-        let refused = report.stdout().contains("result=E");
-        assert!(report.cause() == "out_of_memory" || refused, "{kind}: {report:#?}");
+        if report.cause() != "out_of_memory" && !report.stdout().contains("result=E") {
+            wrong.push(format!("{kind}: {}, {}", report.cause(), report.stdout()));
+        }
     }
+    assert!(wrong.is_empty(), "256 MiB under a limit of 64:\n{}", wrong.concat());
 }
 
 // T14
 fn a_limit_that_cannot_be_held_is_refused_and_not_weakened(host: &Host) {
-    let ended = host.sandbox().with("--memory 64M").flag("--json").run(&["true"]);
+    let asked = host.sandbox().with("--memory 64M");
+    let ended = asked.run(&["true"]);
     if ended.code == Some(0) {
-        let report: serde_json::Value = serde_json::from_slice(&ended.stdout).unwrap();
+        let report = asked.report(&["true"]).0;
         let limits = report["enforced"]["limits"].as_array().unwrap();
         let memory = limits.iter().find(|limit| limit["limit"] == "memory").unwrap();
         assert_eq!(memory["bound"], "exact", "asked for and started, so it is held: {report:#}");
@@ -373,14 +377,17 @@ fn helpers(client: i32) -> Vec<Pid> {
 
 // S12: on a busy host the sandbox may be dead before the helper hears that the client is.
 fn a_helper_that_wakes_late_still_clears_up_after_the_client(host: &Host) {
-    let mut running = host.sandbox().start(&["daemon s12-late", "stubborn 1"]);
-    let helpers = helpers(running.pid());
-    helpers.iter().for_each(|pid| kill_process(*pid, Signal::STOP).unwrap());
-    running.signal(Signal::KILL);
-    running.wait_only();
-    thread::sleep(Duration::from_millis(500));
-    helpers.iter().for_each(|pid| kill_process(*pid, Signal::CONT).unwrap());
-    wait_until_gone("s12-late", "a late helper");
+    // Which of the two ends the helper hears of first is chance: one try in two shows nothing.
+    for _ in 0..6 {
+        let mut running = host.sandbox().start(&["daemon s12-late", "stubborn 1"]);
+        let helpers = helpers(running.pid());
+        helpers.iter().for_each(|pid| kill_process(*pid, Signal::STOP).unwrap());
+        running.signal(Signal::KILL);
+        running.wait_only();
+        thread::sleep(Duration::from_millis(300));
+        helpers.iter().for_each(|pid| kill_process(*pid, Signal::CONT).unwrap());
+        wait_until_gone("s12-late", "a late helper");
+    }
 }
 
 // S12: a helper that an operator or the OOM killer ended must not cost more than the run.
@@ -558,17 +565,25 @@ fn output_is_bytes_and_never_drives_the_callers_terminal(host: &Host) {
     );
     // What the tool itself says quotes hostile names, and must not pass on what they would do.
     let clear = "\u{1b}[2J\u{1b}]0;owned\u{7}";
-    for ended in [
-        host.sandbox().run(&[clear]),
-        host.sandbox().flag(format!("--profile={clear}")).run(&["true"]),
-        host.sandbox().flag(format!("--ro=/{clear}")).run(&["true"]),
-        host.sandbox().flag(format!("--workdir={clear}")).run(&["true"]),
+    let named = |flag: &str| host.sandbox().flag(format!("--{flag}={clear}")).run(&["true"]);
+    let mut wrong = vec![];
+    for (what, ended) in [
+        ("program", host.sandbox().run(&[clear])),
+        ("profile", named("profile")),
+        ("ro", host.sandbox().flag(format!("--ro=/{clear}")).run(&["true"])),
+        ("workdir", host.sandbox().flag(format!("--workdir=/{clear}")).run(&["true"])),
+        ("memory", named("memory")),
+        ("accept-missing", named("accept-missing")),
+        ("bind", named("bind")),
+        ("no such flag", named(clear)),
     ] {
-        ended.assert_clean_error("control bytes in a name");
-        assert!(
-            !ended.stderr.contains(['\u{1b}', '\u{7}']),
-            "it reaches the terminal: {:?}",
-            ended.stderr
-        );
+        // A directory of that name is made in the sandbox, where it harms nobody.
+        if what != "workdir" {
+            ended.assert_clean_error(what);
+        }
+        if ended.stderr.contains(['\u{1b}', '\u{7}']) {
+            wrong.push(format!("{what}: {:?}", ended.stderr));
+        }
     }
+    assert!(wrong.is_empty(), "control bytes reach the terminal:\n{}", wrong.join("\n"));
 }
