@@ -33,7 +33,7 @@ pub(crate) struct Forked {
 #[derive(Debug)]
 pub(crate) struct Starter {
     pub(crate) proof: SingleThreaded,
-    pub(crate) filter: Vec<Instruction>,
+    pub(crate) filters: Vec<Vec<Instruction>>,
     pub(crate) nice: i32,
 }
 
@@ -85,10 +85,15 @@ impl Starter {
         if let Err(error) = enter(&exec.workdir) {
             return (Stage::Workdir, errno(&error));
         }
-        if let Err(error) = seccomp::install(&self.filter) {
+        if let Err(error) = self.install_filters() {
             return (Stage::Prepare, errno(&error));
         }
         (Stage::Program, errno(&execute(exec)))
+    }
+
+    /// Takes away from a command what only init may call.
+    pub(crate) fn install_filters(&self) -> io::Result<()> {
+        self.filters.iter().try_for_each(|filter| seccomp::install(filter))
     }
 
     fn prepare(

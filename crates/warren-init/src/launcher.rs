@@ -41,6 +41,9 @@ struct Live {
 struct Launcher {
     proof: SingleThreaded,
     live: HashMap<Pid, Live>,
+    /// Control groups of attached sandboxes that ended. The library removes them, unless it dies
+    /// between the end of a sandbox and that.
+    ended: Vec<String>,
     next_range: u32,
 }
 
@@ -57,7 +60,7 @@ pub(crate) fn main() {
     process::ignore_group_signals();
     let _ = rustix::thread::set_name(c"warren-launcher");
     let next_range = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs() % RANGES;
-    let mut launcher = Launcher { proof, live: HashMap::new(), next_range };
+    let mut launcher = Launcher { proof, live: HashMap::new(), ended: Vec::new(), next_range };
     launcher.serve(&client, &children);
     launcher.clear_up();
 }
@@ -89,7 +92,12 @@ impl Launcher {
     fn reap(&mut self) {
         while let Ok(Some(pid)) = process::peek_ended() {
             let _ = process::reap(pid);
-            self.live.remove(&pid);
+            if let Some(live) = self.live.remove(&pid)
+                && live.lifetime == Lifetime::Attached
+            {
+                self.ended.retain(|group| Path::new(group).exists());
+                self.ended.extend(live.cgroups);
+            }
         }
     }
 
@@ -99,11 +107,11 @@ impl Launcher {
         for live in attached.clone() {
             let _ = rustix::process::pidfd_send_signal(&live.pidfd, Signal::KILL);
         }
-        for live in attached {
+        for live in attached.clone() {
             let _ = poll(&mut [PollFd::new(&live.pidfd, PollFlags::IN)], None);
-            for group in &live.cgroups {
-                let _ = cgroup::remove(Path::new(group), PATIENCE);
-            }
+        }
+        for group in attached.flat_map(|live| &live.cgroups).chain(&self.ended) {
+            let _ = cgroup::remove(Path::new(group), PATIENCE);
         }
     }
 

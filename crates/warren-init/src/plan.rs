@@ -163,7 +163,7 @@ pub struct Filter {
     /// In force on init and all it starts.
     pub init: Vec<u64>,
     /// In force, on top, on commands.
-    pub workload: Vec<u64>,
+    pub workload: Vec<Vec<u64>>,
 }
 
 /// The control groups of a sandbox.

@@ -8,7 +8,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use warren_init::plan::WORKLOAD_ID;
 use warren_init::protocol::{self, Tries, Try};
 use warren_sys::process::{self, Fork, Namespaces};
-use warren_sys::{cred, fd, keyring, seccomp};
+use warren_sys::{cred, fd, keyring};
 
 use crate::exec::Starter;
 
@@ -18,7 +18,7 @@ pub(crate) fn run(starter: &Starter, reply: &OwnedFd) {
         Ok(Fork::Child) => {
             let ready = fd::close_all_except(&[reply]).is_ok()
                 && cred::become_only(WORKLOAD_ID).is_ok()
-                && seccomp::install(&starter.filter).is_ok();
+                && starter.install_filters().is_ok();
             if ready {
                 let _ = protocol::send(reply, &Tries(tries()), &[]);
             }

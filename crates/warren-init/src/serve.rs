@@ -70,11 +70,13 @@ pub(crate) fn serve(
 ) {
     let Ok(proof) = SingleThreaded::claim() else { return };
     let Ok(children) = process::child_events() else { return };
-    let filter = plan.filter.workload.iter().copied().map(Instruction::from_bits).collect();
+    let program =
+        |bits: &Vec<u64>| bits.iter().copied().map(Instruction::from_bits).collect::<Vec<_>>();
+    let filters = plan.filter.workload.iter().map(program).collect();
     let owner = plan.identity.init_id();
     let mut init = Init {
         plan,
-        starter: Starter { proof, filter, nice: plan.bounds.nice },
+        starter: Starter { proof, filters, nice: plan.bounds.nice },
         meter,
         work: work.map(|group| Work { group, owner, next: 1 }),
         running: HashMap::new(),

@@ -30,7 +30,12 @@ const MAX_ERRNO: u16 = 4095;
 const X32_BIT: u32 = 0x4000_0000;
 
 /// What the kernel itself says to a number that it does not know: `ENOSYS`.
-const NO_SUCH_CALL: Action = Action::Errno(38);
+pub const NO_SUCH_CALL: Action = Action::Errno(38);
+
+/// Numbers, on the architecture this is built for, of calls that make memory which no process need
+/// have mapped.
+#[expect(clippy::cast_possible_truncation, reason = "system call numbers are small")]
+pub const HIDDEN_MEMORY: [u32; 2] = [libc::SYS_memfd_create as u32, libc::SYS_shmget as u32];
 
 const LOAD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
 const AND: u16 = 0x54; // BPF_ALU | BPF_AND | BPF_K

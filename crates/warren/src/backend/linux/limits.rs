@@ -97,7 +97,7 @@ impl Decision {
         let Some(bytes) = limit else { return };
         let Some(controller) = &support.memory else {
             self.bounds.memory = Some(bytes);
-            let by = "init watches memory, rlimit DATA on each process";
+            let by = "init watches memory, rlimit DATA on each process, no memfd, no SysV segments";
             return self.note(Limit::Memory, limit, Bound::Nearest, by);
         };
         match controller {

@@ -10,6 +10,8 @@ use warren_init::plan::{
     Proc, Scratch,
 };
 
+use warren_sys::seccomp::{self, Instruction};
+
 use super::host::{FileKind, Privilege};
 use super::limits::Decision;
 use crate::profile::{Profile, Seccomp};
@@ -90,9 +92,13 @@ pub(crate) fn plan(inputs: &Inputs<'_>, host: &impl Look) -> Result<Plan> {
     if !is_below_any(&inputs.spec.workdir, mounts.iter().map(|(mount, _)| mount.target.as_str())) {
         writable.push(workdir);
     }
-    let bits = |program: &[warren_sys::seccomp::Instruction]| {
-        program.iter().map(|instruction| instruction.to_bits()).collect()
+    let bits = |program: &[Instruction]| {
+        program.iter().map(|instruction| instruction.to_bits()).collect::<Vec<_>>()
     };
+    let mut workload = vec![bits(inputs.seccomp.workload)];
+    if inputs.limits.bounds.memory.is_some() {
+        workload.push(bits(&no_hidden_memory()?));
+    }
     let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
     Ok(Plan {
         hostname: hostname(inputs.id),
@@ -119,10 +125,18 @@ pub(crate) fn plan(inputs: &Inputs<'_>, host: &impl Look) -> Result<Plan> {
             pids_only: inputs.profile.proc_pids_only,
         },
         landlock: Landlock { writable, tcp: inputs.profile.tcp },
-        filter: Filter { init: bits(inputs.seccomp.init), workload: bits(inputs.seccomp.workload) },
+        filter: Filter { init: bits(inputs.seccomp.init), workload },
         cgroups: inputs.cgroups.clone(),
         bounds: inputs.limits.bounds,
     })
+}
+
+/// Refuses memory that no process need have mapped, where only a look at processes bounds it.
+fn no_hidden_memory() -> Result<Vec<Instruction>> {
+    let refuse = |nr| seccomp::Rule { nr, action: seccomp::NO_SUCH_CALL, when: Vec::new() };
+    let rules = seccomp::HIDDEN_MEMORY.map(refuse);
+    seccomp::compile(seccomp::Arch::NATIVE, seccomp::Action::Allow, &rules)
+        .map_err(|error| SandboxError::Internal { message: error.to_string() })
 }
 
 /// A name that tells sandboxes apart and nothing of the host.
