@@ -104,11 +104,11 @@ pub(crate) fn advise(failure: Failure, command: &Command, caller: &Caller) -> Fa
 /// Refuses a program that the host has at this place and the sandbox has not.
 fn refuse_hidden(program: &str, spec: &SandboxSpec) -> Result<(), Failure> {
     let path = Path::new(program);
-    if !path.is_absolute() || is_visible(path, spec) || !path.is_file() {
+    if !path.is_absolute() || is_visible(path, spec) || !is_executable(path) {
         return Ok(());
     }
     let (program, kind) = (program.to_owned(), ProgramFault::NotFound);
-    let source = std::io::ErrorKind::NotFound.into();
+    let source = rustix::io::Errno::NOENT.into();
     let hint = format!("the host has it; `--ro {}` shows it to the sandbox", path.display());
     Err(Failure::from(SandboxError::Program { program, kind, source }).with_hint(hint))
 }

@@ -194,8 +194,12 @@ impl Run<'_> {
                 _ = interruption(self.signals) => break,
             }
         }
-        if written == Some(Err(TooMuch)) && matches!(ending.cause, ExecCause::Exited { .. }) {
+        if written == Some(Err(TooMuch))
+            && matches!(ending.cause, ExecCause::Exited { .. } | ExecCause::OutputLimit)
+        {
+            // Not its own code, which may say that all is well: some of its output is missing.
             ending.cause = ExecCause::OutputLimit;
+            ending.exit_code = ending.cause.exit_code();
         }
         Ok(ending)
     }
