@@ -36,7 +36,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
         .build()
         .map_err(|error| Failure::system("cannot start", &error))?;
     runtime.block_on(async {
-        let caller = Caller::new()?;
+        let caller = Caller::new();
         let request = Request::new(args, &caller)?;
         if args.tty {
             terminal::require()?;

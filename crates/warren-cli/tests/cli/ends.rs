@@ -128,3 +128,12 @@ fn the_environment_is_what_was_given_and_none_of_the_callers() {
     assert!(seen.stdout.contains("GIVEN=a=b\n"), "{seen:?}");
     assert!(!seen.stdout.contains("s3cret"), "{seen:?}");
 }
+
+#[test]
+fn a_caller_whose_directory_is_gone_can_still_run() {
+    let script = "d=$(mktemp -d) && cd $d && rmdir $d && $WARREN run -- echo ran";
+    assert_eq!(crate::support::shell(script), gave(0, "ran\n", ""));
+    let seen = crate::support::shell(&script.replace("run --", "run --ro x --"));
+    assert_eq!(seen.code, Some(2));
+    assert!(seen.stderr.contains("a directory that is gone"), "{seen:?}");
+}
