@@ -24,8 +24,19 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Action {
     /// Run a command in a new sandbox and remove the sandbox.
+    ///
+    /// The command sees /usr of the host, an empty /workspace, and what is bound by name; it has no
+    /// network. Its standard streams and signals go through, and its exit code is returned; 124 is a
+    /// timeout, 125 an error of Warren's, 126 a program that cannot be executed, 127 one that does not
+    /// exist, 2 bad usage.
+    ///
+    /// A limit that is given here holds or is an error. Sizes are written 512M or 1.5G, times 500ms,
+    /// 30s or 2m; `none` takes a limit away.
     Run(Box<RunArgs>),
     /// Try each layer of a sandbox on this host; say what holds and how to get what does not.
+    ///
+    /// A sandbox is made and each wall and limit is tried from inside. The exit code is 1 if no sandbox
+    /// can be made here.
     Doctor(DoctorArgs),
     /// Print the completions of a shell.
     Completions(CompletionsArgs),
@@ -36,15 +47,7 @@ pub(crate) enum Action {
     Reference,
 }
 
-/// Run a command in a new sandbox and remove the sandbox.
-///
-/// The command sees /usr of the host, an empty /workspace, and what is bound by name; it has no
-/// network. Its standard streams and signals go through, and its exit code is returned; 124 is a
-/// timeout, 125 an error of Warren's, 126 a program that cannot be executed, 127 one that does not
-/// exist, 2 bad usage.
-///
-/// A limit that is given here holds or is an error. Sizes are written 512M or 1.5G, times 500ms,
-/// 30s or 2m; `none` takes a limit away.
+/// How to run a command.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     /// Profile to start from: default, strict or permissive.
@@ -116,10 +119,7 @@ pub(crate) struct RunArgs {
     pub(crate) command: Vec<String>,
 }
 
-/// Try each layer of a sandbox on this host; say what holds and how to get what does not.
-///
-/// A sandbox is made and each wall and limit is tried from inside. The exit code is 1 if no sandbox
-/// can be made here.
+/// How to show what was found.
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
     /// Print one JSON object.
@@ -127,14 +127,14 @@ pub(crate) struct DoctorArgs {
     pub(crate) json: bool,
 }
 
-/// Print the completions of a shell.
+/// Which completions to print.
 #[derive(Debug, Args)]
 pub(crate) struct CompletionsArgs {
     /// Which shell.
     pub(crate) shell: Shell,
 }
 
-/// Print the man page, or write all of them to a directory.
+/// Where the man pages go.
 #[derive(Debug, Args)]
 pub(crate) struct ManArgs {
     /// Directory for the pages.

@@ -25,8 +25,8 @@ const VERSION_VARIABLES: [&str; 4] =
 /// What the caller's surroundings are.
 #[derive(Debug, Default)]
 pub(crate) struct Caller {
-    /// Where it stands.
-    pub(crate) directory: PathBuf,
+    /// Where it stands, if that still exists.
+    pub(crate) directory: Option<PathBuf>,
     /// Where it looks for programs.
     pub(crate) path: OsString,
     /// Its home.
@@ -37,16 +37,14 @@ pub(crate) struct Caller {
 
 impl Caller {
     /// Looks around.
-    pub(crate) fn new() -> Result<Self, Failure> {
-        let directory = env::current_dir()
-            .map_err(|error| Failure::system("cannot find the working directory", &error))?;
+    pub(crate) fn new() -> Self {
         let chosen = VERSION_VARIABLES.iter().filter_map(|name| env::var(name).ok());
-        Ok(Self {
-            directory,
+        Self {
+            directory: env::current_dir().ok(),
             path: env::var_os("PATH").unwrap_or_default(),
             home: env::var_os("HOME").map(PathBuf::from).filter(|home| home.is_absolute()),
             versions: chosen.flat_map(|chosen| split_versions(&chosen)).collect(),
-        })
+        }
     }
 }
 
@@ -92,8 +90,8 @@ pub(crate) fn provide(
 /// Says what would help, where the caller's surroundings tell more than the sandbox knows.
 pub(crate) fn advise(failure: Failure, command: &Command, caller: &Caller) -> Failure {
     let relative = command.program.contains('/') && !command.program.starts_with('/');
-    let here = caller.directory.join(&command.program);
-    if failure.is_missing_program() && relative && is_executable(&here) {
+    let here = caller.directory.as_ref().map(|directory| directory.join(&command.program));
+    if failure.is_missing_program() && relative && here.is_some_and(|here| is_executable(&here)) {
         return failure.with_hint(
             "the sandbox does not see this directory: --ro \"$PWD\" --workdir \"$PWD\" shows it",
         );
@@ -104,11 +102,11 @@ pub(crate) fn advise(failure: Failure, command: &Command, caller: &Caller) -> Fa
 /// Refuses a program that the host has at this place and the sandbox has not.
 fn refuse_hidden(program: &str, spec: &SandboxSpec) -> Result<(), Failure> {
     let path = Path::new(program);
-    if !path.is_absolute() || is_visible(path, spec) || !path.is_file() {
+    if !path.is_absolute() || is_visible(path, spec) || !is_executable(path) {
         return Ok(());
     }
     let (program, kind) = (program.to_owned(), ProgramFault::NotFound);
-    let source = std::io::ErrorKind::NotFound.into();
+    let source = rustix::io::Errno::NOENT.into();
     let hint = format!("the host has it; `--ro {}` shows it to the sandbox", path.display());
     Err(Failure::from(SandboxError::Program { program, kind, source }).with_hint(hint))
 }

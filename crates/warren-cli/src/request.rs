@@ -28,19 +28,19 @@ impl Request {
             ..CreateOptions::default()
         };
         let limits = limits(args, &mut options);
-        let binds = args.bind.iter().map(|bind| BindMount {
-            source: absolute(&caller.directory, &bind.source),
-            ..bind.clone()
+        let binds = args.bind.iter().map(|bind| {
+            let source = absolute(caller, &bind.source)?;
+            Ok(BindMount { source, ..bind.clone() })
         });
         let paths = |paths: &[PathBuf]| {
-            paths.iter().map(|path| absolute(&caller.directory, path)).collect::<Vec<_>>()
+            paths.iter().map(|path| absolute(caller, path)).collect::<Result<Vec<_>, Failure>>()
         };
         let mut spec = SandboxSpec {
             profile: args.profile.clone(),
             seccomp_profile: args.seccomp.clone(),
-            allowed_paths_ro: paths(&args.ro),
-            allowed_paths_rw: paths(&args.rw),
-            bind_mounts: binds.collect(),
+            allowed_paths_ro: paths(&args.ro)?,
+            allowed_paths_rw: paths(&args.rw)?,
+            bind_mounts: binds.collect::<Result<_, Failure>>()?,
             environment: args.env.clone(),
             limits,
             ..SandboxSpec::default()
@@ -90,11 +90,16 @@ fn limits(args: &RunArgs, options: &mut CreateOptions) -> ResourceLimits {
     limits
 }
 
-/// Paths of the host count from where the caller stands. An empty one stays so, to be refused.
-fn absolute(directory: &Path, path: &Path) -> PathBuf {
-    if path.as_os_str().is_empty() {
-        return PathBuf::new();
-    }
+/// Paths of the host count from where the caller stands.
+fn absolute(caller: &Caller, path: &Path) -> Result<PathBuf, Failure> {
+    let joined = match &caller.directory {
+        _ if path.is_absolute() => path.to_owned(),
+        Some(directory) => directory.join(path),
+        None => {
+            let message = format!("`{}` is relative to a directory that is gone", path.display());
+            return Err(Failure::usage(message, "write an absolute path, or change the directory"));
+        }
+    };
     // `.` and doubled slashes go; `..` stays and is refused.
-    directory.join(path).components().collect()
+    Ok(joined.components().collect())
 }

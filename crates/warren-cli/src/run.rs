@@ -36,7 +36,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
         .build()
         .map_err(|error| Failure::system("cannot start", &error))?;
     runtime.block_on(async {
-        let caller = Caller::new()?;
+        let caller = Caller::new();
         let request = Request::new(args, &caller)?;
         if args.tty {
             terminal::require()?;
@@ -194,8 +194,12 @@ impl Run<'_> {
                 _ = interruption(self.signals) => break,
             }
         }
-        if written == Some(Err(TooMuch)) && matches!(ending.cause, ExecCause::Exited { .. }) {
+        if written == Some(Err(TooMuch))
+            && matches!(ending.cause, ExecCause::Exited { .. } | ExecCause::OutputLimit)
+        {
+            // Not its own code, which may say that all is well: some of its output is missing.
             ending.cause = ExecCause::OutputLimit;
+            ending.exit_code = ending.cause.exit_code();
         }
         Ok(ending)
     }

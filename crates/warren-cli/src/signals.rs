@@ -34,6 +34,8 @@ impl Signals {
         if tty {
             kinds.push(SignalKind::window_change());
         }
+        let ignored = ignored();
+        kinds.retain(|kind| ignored & (1 << (kind.as_raw_value() - 1)) == 0);
         let streams = kinds.into_iter().map(|kind| Ok((kind.as_raw_value(), unix::signal(kind)?)));
         Ok(Self { streams: streams.collect::<io::Result<_>>()? })
     }
@@ -53,6 +55,13 @@ impl Signals {
         })
         .await
     }
+}
+
+/// Finds the signals that we were started to ignore, as by nohup(1): they stay so.
+fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
 /// Tells whether a signal asks to end, so that a second one means it.

@@ -1,0 +1,150 @@
+//! The same as a plain user, which only root can become.
+
+use std::fs;
+use std::os::unix::fs::chown;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::support::{Outcome, command, directory, outcome, program, run};
+
+const NOBODY: u32 = 65534;
+
+/// User nobody with a home of its own and a copy of the binary.
+struct Nobody {
+    home: tempfile::TempDir,
+}
+
+impl Nobody {
+    fn new() -> Self {
+        assert!(rustix::process::geteuid().is_root(), "only root can become nobody");
+        let home = directory();
+        // The target directory may lie under a home that nobody else can enter.
+        fs::copy(env!("CARGO_BIN_EXE_warren"), home.path().join("warren")).expect("a copy");
+        chown(home.path(), Some(NOBODY), Some(NOBODY)).expect("its owner");
+        Self { home }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.home.path().join(name)
+    }
+
+    fn warren(&self, args: &[&str]) -> std::process::Command {
+        let mut command = command("setpriv", &["--reuid=65534", "--regid=65534", "--clear-groups"]);
+        command.arg(self.path("warren")).args(args);
+        command.env("HOME", self.home.path()).current_dir(self.home.path());
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Outcome {
+        outcome(self.warren(&["run"]).args(args))
+    }
+}
+
+#[test]
+fn a_plain_user_gets_the_readmes_first_result() {
+    let seen = Nobody::new().run(&["--", "python3", "-c", "print(6*7)"]);
+    assert_eq!((seen.code, seen.stdout.as_str()), (Some(0), "42\n"), "{seen:?}");
+}
+
+#[test]
+fn a_default_that_cannot_be_kept_is_one_loud_line_and_its_hint() {
+    let nobody = Nobody::new();
+    let seen = nobody.run(&["--", "true"]);
+    let lines: Vec<&str> = seen.stderr.lines().collect();
+    assert_eq!((seen.code, lines.len()), (Some(0), 2), "{seen:?}");
+    assert!(lines[0].starts_with("warning: ") && lines[0].contains("memory"), "{seen:?}");
+    assert!(lines[1].starts_with("hint: ") && lines[1].contains("Delegate=yes"), "{seen:?}");
+
+    assert_eq!(nobody.run(&["--quiet", "--", "true"]).stderr, "");
+    let seen = nobody.run(&["--json", "--quiet", "--", "true"]);
+    let report: Value = serde_json::from_str(&seen.stdout).unwrap();
+    assert_eq!(report["enforced"]["warnings"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn a_limit_that_was_asked_for_by_name_and_cannot_be_kept_is_an_error() {
+    let nobody = Nobody::new();
+    for args in [&["--memory", "512M"][..], &["--memory", "64M"], &["--cpus", "0.5"]] {
+        let seen = nobody.run(&[args, &["--", "echo", "ran"]].concat());
+        assert_eq!((seen.code, seen.stdout.as_str()), (Some(125), ""), "{args:?}: {seen:?}");
+        assert!(seen.stderr.starts_with("error: cannot enforce the limit"), "{seen:?}");
+        assert!(seen.stderr.contains("hint: ") && seen.stderr.contains("--accept-missing"));
+    }
+    let seen = nobody.run(&["--memory", "64M", "--accept-missing", "memory", "--", "echo", "ran"]);
+    assert_eq!((seen.code, seen.stdout.as_str()), (Some(0), "ran\n"), "{seen:?}");
+    // Taken away is not asked for.
+    assert_eq!(nobody.run(&["--memory", "none", "--", "true"]).code, Some(0));
+}
+
+#[test]
+fn a_plain_user_has_the_same_exit_codes_and_streams() {
+    let nobody = Nobody::new();
+    for (args, code, stdout) in [
+        (&["--quiet", "--", "sh", "-c", "echo a; exit 3"][..], 3, "a\n"),
+        (&["--quiet", "--timeout", "500ms", "--", "sleep", "60"], 124, ""),
+        (&["--", "no-such-program"], 127, ""),
+        (&["--", "/etc/passwd"], 126, ""),
+        (&["--ro", "/nope", "--", "true"], 2, ""),
+        (&["--quiet", "--max-output", "2", "--", "printf", "abc"], 137, "ab"),
+    ] {
+        let seen = nobody.run(args);
+        assert_eq!((seen.code, seen.stdout.as_str()), (Some(code), stdout), "{args:?}: {seen:?}");
+    }
+}
+
+#[test]
+fn a_plain_user_has_its_own_paths_and_no_others() {
+    let nobody = Nobody::new();
+    fs::create_dir(nobody.path("mine")).unwrap();
+    chown(nobody.path("mine"), Some(NOBODY), Some(NOBODY)).unwrap();
+    let seen = nobody.run(&[
+        "--quiet",
+        "--rw",
+        "mine",
+        "--",
+        "sh",
+        "-c",
+        "echo x > $0/new",
+        nobody.path("mine").to_str().unwrap(),
+    ]);
+    assert_eq!(seen.code, Some(0), "{seen:?}");
+    assert_eq!(fs::read_to_string(nobody.path("mine/new")).unwrap(), "x\n");
+    program(&nobody.path(".pyenv/versions/1.0/bin/some-tool"), "#!/bin/sh\necho ran\n");
+    program(&nobody.path(".pyenv/shims/some-tool"), "#!/bin/sh\nexit 1\n");
+    let mut command = nobody.warren(&["run", "--quiet", "--", "some-tool"]);
+    let seen =
+        outcome(command.env("PATH", format!("{}:/usr/bin", nobody.path(".pyenv/shims").display())));
+    assert_eq!(seen.stdout, "ran\n", "{seen:?}");
+}
+
+#[test]
+fn nothing_of_a_sandbox_is_left_however_it_ended() {
+    for args in [
+        &["--json", "--", "true"][..],
+        &["--json", "--", "sh", "-c", "sleep 99 & exit 3"],
+        &["--json", "--timeout", "300ms", "--", "sleep", "60"],
+        &["--json", "--max-output", "1K", "--", "yes"],
+    ] {
+        let seen = run(args);
+        let report: Value = serde_json::from_str(&seen.stdout).unwrap();
+        let id = report["sandbox"].as_str().unwrap();
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+        assert!(!mounts.contains(id));
+        assert_eq!(named(Path::new("/sys/fs/cgroup"), id), Vec::<PathBuf>::new(), "{args:?}");
+    }
+}
+
+/// Finds directories by a part of their name.
+fn named(dir: &Path, part: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    dirs.flat_map(|entry| {
+        let mut found = named(&entry.path(), part);
+        if entry.file_name().to_string_lossy().contains(part) {
+            found.push(entry.path());
+        }
+        found
+    })
+    .collect()
+}

@@ -1,0 +1,57 @@
+//! What is printed about the program itself.
+
+use crate::support::{directory, outcome, shell, warren};
+
+#[test]
+fn completions_are_printed_for_each_shell() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let seen = outcome(&mut warren(&["completions", shell]));
+        assert_eq!((seen.code, seen.stderr.as_str()), (Some(0), ""));
+        assert!(seen.stdout.contains("accept-missing"), "{shell}");
+    }
+    assert_eq!(outcome(&mut warren(&["completions", "tcl"])).code, Some(2));
+}
+
+#[test]
+fn man_pages_are_printed_or_written_to_a_directory() {
+    let seen = outcome(&mut warren(&["man"]));
+    assert!(seen.stdout.contains(".TH warren 1"), "{seen:?}");
+    let dir = directory();
+    let seen = outcome(&mut warren(&["man", dir.path().join("new").to_str().unwrap()]));
+    assert_eq!(seen.code, Some(0), "{seen:?}");
+    let page = std::fs::read_to_string(dir.path().join("new/warren-run.1")).unwrap();
+    assert!(page.contains("memory"));
+}
+
+#[test]
+fn the_version_is_the_packages() {
+    let seen = outcome(&mut warren(&["--version"]));
+    assert_eq!(seen.stdout, concat!("warren ", env!("CARGO_PKG_VERSION"), "\n"));
+}
+
+#[test]
+fn help_that_is_not_read_to_its_end_is_no_error() {
+    for command in ["--help", "run --help", "completions bash", "man"] {
+        let seen = shell(&format!("$WARREN {command} | true; echo ${{PIPESTATUS[0]}}"));
+        assert_eq!((seen.stdout.as_str(), seen.stderr.as_str()), ("0\n", ""), "{command}");
+    }
+}
+
+#[test]
+fn doctor_has_a_line_for_each_layer_and_the_same_as_an_object() {
+    let seen = outcome(&mut warren(&["doctor"]));
+    assert_eq!((seen.code, seen.stderr.as_str()), (Some(0), ""), "{seen:?}");
+    let mut lines = seen.stdout.lines();
+    let header: Vec<&str> = lines.next().unwrap().split_whitespace().collect();
+    assert_eq!(header, ["LAYER", "HOLDS", "DETAIL"]);
+    for layer in ["sandbox", "mounts", "network", "seccomp", "landlock", "memory"] {
+        assert!(seen.stdout.lines().any(|line| line.starts_with(layer)), "{layer}: {seen:?}");
+    }
+    let seen = outcome(&mut warren(&["doctor", "--json"]));
+    let report: serde_json::Value = serde_json::from_str(&seen.stdout).unwrap();
+    assert_eq!(report["usable"], true);
+    let findings = report["findings"].as_array().unwrap();
+    assert!(
+        findings.iter().any(|finding| finding["layer"] == "seccomp" && finding["holds"] == true)
+    );
+}
