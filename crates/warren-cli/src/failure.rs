@@ -1,7 +1,7 @@
 //! What went wrong, for people and for programs, and the exit code for it.
 
 use std::error::Error;
-use std::io::{self, Write as _};
+use std::io;
 use std::process::ExitCode;
 
 use serde::Serialize;
@@ -55,11 +55,10 @@ impl Failure {
         if json {
             let _ = crate::output::print_json(&Envelope { error: self });
         } else {
-            let mut text = format!("error: {}\n", self.message);
+            crate::output::say(&format!("error: {}", self.message));
             if let Some(hint) = &self.hint {
-                text.push_str(&format!("hint: {hint}\n"));
+                crate::output::say(&format!("hint: {hint}"));
             }
-            let _ = io::stderr().write_all(text.as_bytes());
         }
         ExitCode::from(self.exit)
     }

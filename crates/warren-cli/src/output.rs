@@ -61,8 +61,23 @@ pub(crate) fn print(bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Writes one line to stderr. If nobody can read it there is nobody to tell.
+///
+/// Names in it may come from anybody, so nothing in it can drive the reader's terminal.
 pub(crate) fn say(line: &str) {
-    let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
+    let _ = io::stderr().write_all(format!("{}\n", harmless(line)).as_bytes());
+}
+
+/// Shows control characters instead of sending them.
+fn harmless(line: &str) -> String {
+    let mut shown = String::with_capacity(line.len());
+    for c in line.chars() {
+        match c {
+            '\t' => shown.push(c),
+            c if c.is_control() => shown.extend(c.escape_default()),
+            c => shown.push(c),
+        }
+    }
+    shown
 }
 
 /// Encodes bytes as in RFC 4648, section 4.
@@ -83,6 +98,11 @@ fn base64(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_cannot_drive_the_terminal() {
+        assert_eq!(harmless("a\x1b[2Jb\x07\n\u{9b}ä"), "a\\u{1b}[2Jb\\u{7}\\n\\u{9b}ä");
+    }
 
     #[test]
     fn base64_is_that_of_the_rfc() {

@@ -134,10 +134,11 @@ fn build_root(plan: &Plan, trees: &[OwnedFd]) -> Result<OwnedFd, Failure> {
     step("attach", "/", mount::attach(root.as_fd(), place.as_fd()))?;
 
     let root_fd = root.as_fd();
+    // Before the mounts of the plan, some of which may be below it.
+    attach_at(root_fd, "/tmp", &step("clone", "/tmp", mount::clone_at(scratch.as_fd(), "tmp"))?)?;
     for (planned, tree) in plan.mounts.iter().zip(trees) {
         attach_at(root_fd, &planned.target, tree)?;
     }
-    attach_at(root_fd, "/tmp", &step("clone", "/tmp", mount::clone_at(scratch.as_fd(), "tmp"))?)?;
     mount_dev(plan, root_fd, scratch.as_fd(), &devices)?;
     mount_proc(&plan.proc, root_fd, scratch.as_fd())?;
     Ok(root)
@@ -182,7 +183,9 @@ fn furnish(plan: &Plan, scratch: BorrowedFd<'_>) -> Result<(), Failure> {
     let lower = step("open", "lower", mount::target(scratch, "lower"))?;
     let own = plan.identity == Identity::Range;
     for entry in &plan.skeleton {
-        step("create", &entry.path, make_entry(lower.as_fd(), entry, own))?;
+        // `/tmp` is a mount of its own, over the entry of that name in the lower layer.
+        let place = if entry.path.starts_with("/tmp/") { scratch } else { lower.as_fd() };
+        step("create", &entry.path, make_entry(place, entry, own))?;
     }
     Ok(())
 }

@@ -309,7 +309,7 @@ mod tests {
     #[test]
     fn a_message_past_all_bounds_is_refused_by_the_sender() {
         let (a, _b) = socket::pair().unwrap();
-        let error = send(&a, &command(MAX_LARGE as usize + 1), &[]).unwrap_err();
+        let error = send(&a, &command(MAX_LARGE.try_into().unwrap()), &[]).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::TOOBIG.raw_os_error()));
     }
 

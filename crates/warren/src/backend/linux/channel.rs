@@ -52,8 +52,12 @@ impl Channel {
     ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
         loop {
             let mut guard = self.0.readable().await?;
-            if let Ok(result) = guard.try_io(|socket| protocol::receive(socket.get_ref())) {
-                return result;
+            match guard.try_io(|socket| protocol::receive(socket.get_ref())) {
+                // The other end closed without reading all that we sent. The kernel says so once;
+                // what it had sent us before is still to be read.
+                Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionReset => {}
+                Ok(result) => return result,
+                Err(_would_block) => {}
             }
         }
     }

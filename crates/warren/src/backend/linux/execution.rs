@@ -24,8 +24,6 @@ use crate::{
     Result, SandboxError, StreamOutput,
 };
 
-/// How much longer than its time a command may take before we stop believing in its init.
-const GRACE: Duration = Duration::from_secs(10);
 /// How much is read at once.
 const CHUNK: usize = 64 * 1024;
 
@@ -49,7 +47,6 @@ pub struct Execution {
     sandbox: LinuxSandbox,
     channel: Channel,
     program: String,
-    timeout: Option<Duration>,
     before: Refusals,
     over_output: bool,
     /// Writes to the command; dropped to tell it that there is no more.
@@ -98,20 +95,9 @@ impl Execution {
             Some((stdin, stdout, stderr)) => (Some(stdin), Some(stdout), Some(stderr)),
             None => (None, None, None),
         };
-        let ExecPlan { program, timeout, stdin: input, .. } = plan;
+        let ExecPlan { program, stdin: input, .. } = plan;
         let over_output = false;
-        Ok(Self {
-            sandbox,
-            channel,
-            program,
-            timeout,
-            before,
-            over_output,
-            stdin,
-            input,
-            stdout,
-            stderr,
-        })
+        Ok(Self { sandbox, channel, program, before, over_output, stdin, input, stdout, stderr })
     }
 
     /// Waits until its program runs; returns the outer side of its terminal if it has one.
@@ -157,20 +143,9 @@ impl Execution {
         }
     }
 
-    /// Waits until it ends.
+    /// Waits until it ends. How long that may take is for init to see to, which knows when the
+    /// sandbox was suspended; a sandbox that is destroyed ends this too.
     pub async fn wait(&mut self) -> Result<Ending> {
-        let bound = self.timeout.unwrap_or(Duration::MAX / 4).saturating_add(GRACE);
-        match tokio::time::timeout(bound, self.next_end()).await {
-            Ok(ending) => ending,
-            Err(_) => {
-                // Init did not keep the time it was given: nothing it says counts any more.
-                self.sandbox.kill();
-                Ok(Ending::of(ExecCause::TimedOut, bound))
-            }
-        }
-    }
-
-    async fn next_end(&mut self) -> Result<Ending> {
         loop {
             match self.channel.receive::<ExecEvent>().await {
                 Ok(Some((ExecEvent::Started { .. }, _))) => {}

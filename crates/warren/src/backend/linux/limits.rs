@@ -166,10 +166,10 @@ impl Decision {
     /// Refuses what was asked for and is not held as asked; says what else is not.
     fn settle(&mut self, required: &BTreeSet<Limit>) -> Result<()> {
         let nearest = self.enforced.iter().filter(|enforced| enforced.bound == Bound::Nearest);
-        for missing in nearest.clone().filter(|enforced| required.contains(&enforced.limit)) {
-            let limit = missing.limit;
+        let demanded = nearest.clone().find(|enforced| required.contains(&enforced.limit));
+        if let Some(EnforcedLimit { limit, .. }) = demanded {
             return Err(SandboxError::LimitNotEnforceable {
-                limit,
+                limit: *limit,
                 reason: "this user has no cgroup with the controller for it".to_owned(),
                 hint: format!(
                     "run as root, or in a delegated cgroup (systemd-run --user --scope \

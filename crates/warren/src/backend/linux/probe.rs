@@ -146,15 +146,16 @@ async fn try_limits(sandbox: &super::LinuxSandbox, report: &mut HostReport) {
     let greedy = shell("tail /dev/zero").await;
     let held = greedy.is_ok_and(|report| report.cause == ExecCause::OutOfMemory);
     report.note("memory", held && exact(Limit::Memory), detail(Limit::Memory), DELEGATE);
+    report.note("cpu", exact(Limit::CpuWeight), detail(Limit::CpuWeight), DELEGATE);
+    let filled = shell("head -c 4000000 /dev/zero > /tmp/fill").await;
+    let held = filled.is_ok_and(|report| report.cause == ExecCause::DiskQuota);
+    report.note("quota", held, detail(Limit::Write), "");
+    // Last, because what it starts goes on for a while.
     let fork = "i=0; while [ $i -lt 40 ]; do sleep 5 & i=$((i+1)); done; exit 0";
     let bounded =
         shell(fork).await.is_ok_and(|report| report.cause != ExecCause::Exited { code: 0 });
     let held = bounded && exact(Limit::Processes);
     report.note("processes limit", held, detail(Limit::Processes), DELEGATE);
-    report.note("cpu", exact(Limit::CpuWeight), detail(Limit::CpuWeight), DELEGATE);
-    let filled = shell("head -c 4000000 /dev/zero > /tmp/fill").await;
-    let held = filled.is_ok_and(|report| report.cause == ExecCause::DiskQuota);
-    report.note("quota", held, detail(Limit::Write), "");
 }
 
 /// Finds what to do about the step that failed.
