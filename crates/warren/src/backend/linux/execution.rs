@@ -218,11 +218,14 @@ impl Ending {
 /// Decides how a command ended. A limit is the cause only if the command did not succeed all the
 /// same.
 fn cause(ended: &Ended, before: Refusals, after: Refusals, over_output: bool) -> ExecCause {
+    // We stopped listening, so however it ended then, it was for that.
+    if over_output {
+        return ExecCause::OutputLimit;
+    }
     match ended.stopped_by {
         Some(StoppedBy::WallTime) => return ExecCause::TimedOut,
         Some(StoppedBy::CpuTime) => return ExecCause::CpuTime,
         Some(StoppedBy::Memory) => return ExecCause::OutOfMemory,
-        Some(StoppedBy::Client) if over_output => return ExecCause::OutputLimit,
         Some(StoppedBy::Client) => {
             return ExecCause::KilledByPolicy { reason: "ended by the caller".to_owned() };
         }
@@ -401,5 +404,55 @@ fn take(
 async fn forward(kept: &mut Capture, receiver: Option<&mpsc::Sender<StreamOutput>>) {
     while let (Some(receiver), Some(piece)) = (receiver, kept.pending.pop_front()) {
         let _ = receiver.send(piece).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FAILED: Status = Status::Exited(1);
+
+    fn ended(status: Status, stopped_by: Option<StoppedBy>, scratch_full: bool) -> Ended {
+        Ended {
+            status,
+            stopped_by,
+            scratch_full,
+            cpu_us: 0,
+            wall_us: 0,
+            peak_bytes: 0,
+            read_bytes: 0,
+            written_bytes: 0,
+        }
+    }
+
+    #[test]
+    fn the_cause_is_who_ended_it_or_the_limit_that_was_hit_or_its_own_end() {
+        let killed = Status::Signalled(9);
+        let none = Refusals::default();
+        let memory = Refusals { out_of_memory: 1, ..none };
+        let processes = Refusals { too_many_processes: 1, ..none };
+        for (ended, after, over_output, expected) in [
+            (ended(Status::Exited(0), None, false), none, false, ExecCause::Exited { code: 0 }),
+            (ended(FAILED, None, false), none, false, ExecCause::Exited { code: 1 }),
+            (ended(killed, None, false), none, false, ExecCause::Signalled { signal: 9 }),
+            (ended(killed, Some(StoppedBy::WallTime), false), none, false, ExecCause::TimedOut),
+            (ended(killed, Some(StoppedBy::CpuTime), false), none, false, ExecCause::CpuTime),
+            (ended(killed, Some(StoppedBy::Memory), false), none, false, ExecCause::OutOfMemory),
+            (ended(killed, Some(StoppedBy::Client), false), none, true, ExecCause::OutputLimit),
+            (ended(Status::Signalled(13), None, false), none, true, ExecCause::OutputLimit),
+            (ended(killed, None, false), memory, false, ExecCause::OutOfMemory),
+            (ended(FAILED, None, false), memory, false, ExecCause::OutOfMemory),
+            (ended(FAILED, None, false), processes, false, ExecCause::TooManyProcesses),
+            (ended(FAILED, None, true), none, false, ExecCause::DiskQuota),
+        ] {
+            assert_eq!(cause(&ended, none, after, over_output), expected, "{ended:?} {after:?}");
+        }
+        let succeeded = ended(Status::Exited(0), None, true);
+        let hit = Refusals { out_of_memory: 2, too_many_processes: 2 };
+        assert_eq!(cause(&succeeded, none, hit, false), ExecCause::Exited { code: 0 });
+        let by_caller = ended(killed, Some(StoppedBy::Client), false);
+        let cause = cause(&by_caller, none, none, false);
+        assert!(matches!(cause, ExecCause::KilledByPolicy { .. }));
     }
 }
