@@ -51,6 +51,13 @@ pub trait IsolationBackend: Send + Sync {
                 hint: "leave the id to the backend, or choose another backend".to_owned(),
             });
         }
+        if options.persistent {
+            return Err(SandboxError::Unsupported {
+                feature: "sandboxes that outlive their maker".to_owned(),
+                backend: self.name().to_owned(),
+                hint: "create it without persistence, or choose another backend".to_owned(),
+            });
+        }
         if let Some(limit) = options.demanded_by_name().first().copied() {
             return Err(SandboxError::LimitNotEnforceable {
                 limit,
@@ -59,6 +66,31 @@ pub trait IsolationBackend: Send + Sync {
             });
         }
         self.create_sandbox(spec).await
+    }
+
+    /// Takes over a sandbox that outlived the process that made it, by its [`Sandbox::anchor`];
+    /// `None` if it is gone, and then nothing of it is left on the host either.
+    async fn adopt(
+        &self,
+        id: &SandboxId,
+        spec: &SandboxSpec,
+        anchor: &str,
+    ) -> Result<Option<Box<dyn Sandbox>>, SandboxError> {
+        let _ = (id, spec, anchor);
+        Ok(None)
+    }
+
+    /// Removes whatever a sandbox of this id has on the host, however far its making or its end
+    /// had come when the process that saw to it was killed.
+    async fn reclaim(&self, id: &SandboxId) -> Result<(), SandboxError> {
+        let _ = id;
+        Ok(())
+    }
+
+    /// Returns the ids of sandboxes of this backend that the host still has something of, whoever
+    /// made them; what belongs to nobody is among them.
+    async fn remains(&self) -> Result<Vec<SandboxId>, SandboxError> {
+        Ok(Vec::new())
     }
 }
 
@@ -83,6 +115,8 @@ pub struct CreateOptions {
     pub accept_missing: BTreeSet<Limit>,
     /// CPU time per second of clock, in thousandths of one CPU.
     pub cpu_quota_millis: Option<u32>,
+    /// Whether it shall outlive the process that makes it, to be adopted by the next.
+    pub persistent: bool,
 }
 
 impl CreateOptions {
@@ -222,6 +256,7 @@ mod tests {
                 demanded,
                 accept_missing: accepted,
                 cpu_quota_millis: quota,
+                persistent: false,
             };
             assert_eq!(options.required(&spec), expected, "{options:?}");
         }

@@ -1,13 +1,14 @@
 //! One sandbox.
 
 use std::fmt;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use tokio::sync::mpsc;
 
 use super::{
     Command, Enforcement, ExecContext, ExecOutput, ExecReport, ResourceUsage, Result,
-    SandboxCapabilities, SandboxError, SandboxId, StreamOutput,
+    SandboxCapabilities, SandboxError, SandboxId, SandboxSpec, StreamOutput,
 };
 
 /// One sandbox: a place on a host where commands run behind walls.
@@ -63,6 +64,22 @@ pub trait Sandbox: Send + Sync {
         ctx: &ExecContext,
     ) -> Result<ExecReport, SandboxError> {
         self.exec(cmd, ctx).await.map(ExecReport::from)
+    }
+
+    /// Gives a pristine sandbox to a caller: binds the whole of `spec` to it and returns it as that
+    /// caller's, or `None` if this sandbox cannot be what the spec asks for.
+    ///
+    /// Whoever claims must be the only holder, and no command may have run. After `None` the
+    /// sandbox is as it was.
+    async fn claim(&self, spec: &SandboxSpec) -> Result<Option<Arc<dyn Sandbox>>, SandboxError> {
+        let _ = spec;
+        Ok(None)
+    }
+
+    /// Returns what its backend needs to find it again after a restart, to be kept in a store and
+    /// understood by that backend alone; `None` if it ends with the process that made it.
+    fn anchor(&self) -> Option<String> {
+        None
     }
 
     /// Returns what holds it, as far as that was proved by trying.
