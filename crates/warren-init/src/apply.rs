@@ -31,27 +31,31 @@ pub(crate) struct Go {
     pub(crate) shifted: bool,
 }
 
+/// What init keeps of the launcher's descriptors.
+#[derive(Debug)]
+pub(crate) struct Inherited {
+    /// Its v2 control group.
+    pub(crate) work: Option<OwnedFd>,
+    /// Where it can be found after the one who asked for it is gone.
+    pub(crate) listener: Option<OwnedFd>,
+    /// The mark that its ids are in use; it holds as long as it is open.
+    pub(crate) lock: Option<OwnedFd>,
+}
+
 /// Goes on as init of a new sandbox, in a fresh copy of the launcher. Does not return.
-pub(crate) fn become_init(
-    plan: &Plan,
-    control: &OwnedFd,
-    go: &OwnedFd,
-    work: Option<OwnedFd>,
-    lock: Option<OwnedFd>,
-) -> ! {
+pub(crate) fn become_init(plan: &Plan, control: &OwnedFd, go: &OwnedFd, inherited: Inherited) -> ! {
     let mut keep = vec![control, go];
-    keep.extend(work.iter().chain(&lock));
+    keep.extend([&inherited.work, &inherited.listener, &inherited.lock].into_iter().flatten());
     let closed = fd::close_all_except(&keep).and_then(|()| fd::occupy_streams(c"/dev/null"));
     let closed = step("close what was inherited", "", closed);
     let ready = closed.and_then(|()| {
         let (go, trees) = step("wait for the launcher", "", wait_for_go(go))?;
-        apply(plan, trees, go.shifted, work.as_ref())
+        apply(plan, trees, go.shifted, inherited.work.as_ref())
     });
     match ready {
         Ok((proof, meter)) => {
             let _ = protocol::send(control, &Report::Ready(proof), &[]);
-            // The lock says that this sandbox's ids are in use; it lives as long as init.
-            serve::serve(plan, control, work, meter, lock)
+            serve::serve(plan, control, inherited, meter)
         }
         Err(failure) => {
             let _ = protocol::send(control, &Report::Failed(failure), &[]);

@@ -20,7 +20,7 @@ use warren_sys::mount;
 use warren_sys::process::{self, Fork, Namespaces, SingleThreaded};
 use warren_sys::{cgroup, fd, socket};
 
-use crate::apply::{self, Go};
+use crate::apply::{self, Go, Inherited};
 
 /// Where the ranges of ids that are in use are noted, one byte each, by locks.
 const IDS: &str = "/run/warren/ids";
@@ -81,7 +81,11 @@ impl Launcher {
             }
             if asked {
                 match protocol::receive_trusted::<Plan>(client) {
-                    Ok(Some((plan, mut fds))) if fds.len() == 1 => self.launch(plan, fds.remove(0)),
+                    // Its socket and, if it is to be found again later, where it listens.
+                    Ok(Some((plan, mut fds))) if (1..=2).contains(&fds.len()) => {
+                        let listener = (fds.len() == 2).then(|| fds.remove(1));
+                        self.launch(&plan, &fds[0], listener);
+                    }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     _ => return,
                 }
@@ -116,14 +120,19 @@ impl Launcher {
     }
 
     /// Makes one sandbox; whatever goes wrong is said on `control`.
-    fn launch(&mut self, plan: Plan, control: OwnedFd) {
-        if let Err(failure) = self.try_launch(&plan, &control) {
+    fn launch(&mut self, plan: &Plan, control: &OwnedFd, listener: Option<OwnedFd>) {
+        if let Err(failure) = self.try_launch(plan, control, listener) {
             // The library may have given up meanwhile.
-            let _ = protocol::send(&control, &Report::Failed(failure), &[]);
+            let _ = protocol::send(control, &Report::Failed(failure), &[]);
         }
     }
 
-    fn try_launch(&mut self, plan: &Plan, control: &OwnedFd) -> Result<(), Failure> {
+    fn try_launch(
+        &mut self,
+        plan: &Plan,
+        control: &OwnedFd,
+        listener: Option<OwnedFd>,
+    ) -> Result<(), Failure> {
         let ids = match plan.identity {
             Identity::Range => Some(step("reserve a range of ids in", IDS, self.reserve_ids())?),
             Identity::Single { .. } => None,
@@ -136,7 +145,12 @@ impl Launcher {
         let (child, pidfd) = match step("create the namespaces", "", forked)? {
             Fork::Child => {
                 let lock = ids.map(|(file, _)| OwnedFd::from(file));
-                apply::become_init(plan, control, &theirs, group, lock)
+                apply::become_init(
+                    plan,
+                    control,
+                    &theirs,
+                    Inherited { work: group, listener, lock },
+                )
             }
             Fork::Parent { child, pidfd } => (child, pidfd),
         };

@@ -66,6 +66,10 @@ pub enum Request {
     Resume,
     /// Try every wall from where a command stands; answered by [`Tries`].
     Probe,
+    /// Say how things are, to one who was not there; answered by [`Standing`].
+    Hello,
+    /// End the sandbox; the socket closes when it is over.
+    End,
 }
 
 /// A command to run.
@@ -199,6 +203,15 @@ pub enum StoppedBy {
 /// The answer to [`Request::Suspend`] and [`Request::Resume`]: an errno, 0 for success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done(pub i32);
+
+/// The answer to [`Request::Hello`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Standing {
+    /// Whether its commands are stopped.
+    pub suspended: bool,
+    /// How many run.
+    pub running: u32,
+}
 
 /// The answer to [`Request::Probe`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

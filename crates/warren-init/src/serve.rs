@@ -12,12 +12,14 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 use warren_init::plan::{Lifetime, Plan};
 use warren_init::protocol::{
-    self, Done, Ended, Exec, ExecControl, ExecEvent, Request, Stage, Status, StoppedBy,
+    self, Done, Ended, Exec, ExecControl, ExecEvent, Request, Stage, Standing, Status, StoppedBy,
 };
 use warren_sys::process::{self, End, SingleThreaded};
 use warren_sys::seccomp::Instruction;
+use warren_sys::socket;
 
 use crate::account::{self, Leaf, Meter, Work};
+use crate::apply::Inherited;
 use crate::exec::{self, Starter};
 use crate::launcher::drain;
 use crate::probe;
@@ -27,9 +29,17 @@ const MEMORY_INTERVAL: Duration = Duration::from_millis(20);
 /// The shortest time between two looks at the CPU time of a command.
 const CPU_INTERVAL: Duration = Duration::from_millis(5);
 
+/// What becomes of one who may ask, after a look at what it said.
+enum Asked {
+    More,
+    Gone,
+    End,
+}
+
 /// A command that runs.
 struct Running {
-    channel: OwnedFd,
+    /// To whoever asked for it, as long as it listens.
+    channel: Option<OwnedFd>,
     /// Open until its program runs.
     starting: Option<OwnedFd>,
     /// What it could not do, if its program does not run.
@@ -57,23 +67,25 @@ struct Init<'a> {
     next_mark: u64,
     suspended: Option<Instant>,
     next_memory_look: Option<Instant>,
+    /// Those who may ask for something.
+    controls: Vec<OwnedFd>,
+    listener: Option<OwnedFd>,
     cpus: u32,
 }
 
+/// How many may hold a conversation with one init; there is one daemon, and perhaps its successor.
+const MAX_CONTROLS: usize = 8;
+
 /// Serves until nobody is there to serve.
-pub(crate) fn serve(
-    plan: &Plan,
-    control: &OwnedFd,
-    work: Option<OwnedFd>,
-    meter: Meter,
-    _lock: Option<OwnedFd>,
-) {
+pub(crate) fn serve(plan: &Plan, control: &OwnedFd, inherited: Inherited, meter: Meter) {
     let Ok(proof) = SingleThreaded::claim() else { return };
     let Ok(children) = process::child_events() else { return };
     let program =
         |bits: &Vec<u64>| bits.iter().copied().map(Instruction::from_bits).collect::<Vec<_>>();
     let filters = plan.filter.workload.iter().map(program).collect();
+    let Ok(control) = control.try_clone() else { return };
     let owner = plan.identity.init_id();
+    let Inherited { work, listener, lock: _lock } = inherited;
     let mut init = Init {
         plan,
         starter: Starter { proof, filters, nice: plan.bounds.nice },
@@ -84,24 +96,25 @@ pub(crate) fn serve(
         next_mark: 1,
         suspended: None,
         next_memory_look: None,
+        controls: vec![control],
+        listener,
         cpus: std::thread::available_parallelism().map_or(1, |n| n.get().try_into().unwrap_or(1)),
     };
-    while init.turn(control, &children) {}
+    while init.turn(&children) {}
 }
 
 impl Init<'_> {
     /// Waits for something to happen and deals with it; `false` when it is over.
-    fn turn(&mut self, control: &OwnedFd, children: &OwnedFd) -> bool {
+    fn turn(&mut self, children: &OwnedFd) -> bool {
         let pids: Vec<Pid> = self.running.keys().copied().collect();
-        let mut fds =
-            vec![PollFd::new(control, PollFlags::IN), PollFd::new(children, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(children, PollFlags::IN)];
+        fds.extend(self.controls.iter().map(|control| PollFd::new(control, PollFlags::IN)));
         for pid in &pids {
             let running = &self.running[pid];
-            fds.push(PollFd::new(&running.channel, PollFlags::IN));
-            if let Some(starting) = &running.starting {
-                fds.push(PollFd::new(starting, PollFlags::IN));
-            }
+            let ends = [running.channel.as_ref(), running.starting.as_ref()];
+            fds.extend(ends.into_iter().flatten().map(|end| PollFd::new(end, PollFlags::IN)));
         }
+        fds.extend(self.listener.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
         let timeout = self.next_deadline().map(|at| {
             let left = at.saturating_duration_since(Instant::now());
             Timespec {
@@ -115,37 +128,63 @@ impl Init<'_> {
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         drop(fds);
-        let mut index = 2;
+        // In the order in which they were put in above.
+        let mut ready = ready.into_iter();
+        let mut next = || ready.next().unwrap_or(false);
+        let children_ready = next();
+        let controls: Vec<bool> = self.controls.iter().map(|_| next()).collect();
         for pid in &pids {
-            let (channel, has_start) = (ready[index], self.running[pid].starting.is_some());
-            index += 1;
-            if has_start {
-                if ready[index] {
-                    self.started(*pid);
-                }
-                index += 1;
+            let running = &self.running[pid];
+            let channel = running.channel.is_some() && next();
+            let starting = running.starting.is_some() && next();
+            if starting {
+                self.started(*pid);
             }
             if channel {
                 self.controlled(*pid);
             }
         }
-        if ready[1] {
+        if self.listener.is_some() && next() {
+            self.accept();
+        }
+        if children_ready {
             drain(children);
             self.reap();
         }
         self.watch();
-        !ready[0] || self.asked(control)
+        self.serve_controls(&controls)
     }
 
-    /// Takes one request; `false` if the one who asks is gone and the sandbox goes with it.
-    fn asked(&mut self, control: &OwnedFd) -> bool {
-        let (request, mut fds) = match protocol::receive_trusted::<Request>(control) {
+    /// Takes a request from each who has one; `false` if the sandbox is to end.
+    fn serve_controls(&mut self, ready: &[bool]) -> bool {
+        // From the back, so that those not yet looked at keep their places.
+        for index in (0..ready.len()).rev().filter(|index| ready[*index]) {
+            match self.asked(index) {
+                Asked::More => {}
+                Asked::Gone => drop(self.controls.swap_remove(index)),
+                Asked::End => return false,
+            }
+        }
+        !self.controls.is_empty() || self.plan.lifetime == Lifetime::Detached
+    }
+
+    /// Lets somebody in who found the sandbox by its place on the host.
+    fn accept(&mut self) {
+        let Some(Ok(control)) = self.listener.as_ref().map(socket::accept) else { return };
+        if self.controls.len() < MAX_CONTROLS {
+            self.controls.push(control);
+        }
+    }
+
+    fn asked(&mut self, index: usize) -> Asked {
+        let received = protocol::receive_trusted::<Request>(&self.controls[index]);
+        let (request, mut fds) = match received {
             Ok(Some(message)) => message,
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return true,
-            Ok(None) | Err(_) => return self.plan.lifetime == Lifetime::Detached,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Asked::More,
+            Ok(None) | Err(_) => return Asked::Gone,
         };
         if fds.is_empty() {
-            return true;
+            return Asked::More;
         }
         let reply = fds.remove(0);
         match request {
@@ -153,8 +192,14 @@ impl Init<'_> {
             Request::Suspend => answer(&reply, self.suspend()),
             Request::Resume => answer(&reply, self.resume()),
             Request::Probe => probe::run(&self.starter, &reply),
+            Request::Hello => {
+                let running = self.running.len().try_into().unwrap_or(u32::MAX);
+                let standing = Standing { suspended: self.suspended.is_some(), running };
+                let _ = protocol::send(&reply, &standing, &[]);
+            }
+            Request::End => return Asked::End,
         }
-        true
+        Asked::More
     }
 
     fn exec(&mut self, exec: &Exec, channel: OwnedFd, streams: &[OwnedFd]) {
@@ -184,7 +229,7 @@ impl Init<'_> {
         };
         let cpu_limit = exec.cpu_ms.map(Duration::from_millis);
         let running = Running {
-            channel,
+            channel: Some(channel),
             starting: Some(forked.outcome),
             refused: None,
             terminal: forked.terminal,
@@ -213,14 +258,17 @@ impl Init<'_> {
         if running.refused.is_none() {
             let event = ExecEvent::Started { pid: pid.as_raw_nonzero().get() };
             let terminal: Vec<_> = running.terminal.iter().map(AsFd::as_fd).collect();
-            let _ = protocol::send(&running.channel, &event, &terminal);
+            if let Some(channel) = &running.channel {
+                let _ = protocol::send(channel, &event, &terminal);
+            }
         }
     }
 
     /// Whoever asked for a command wants something of it, or is gone.
     fn controlled(&mut self, pid: Pid) {
         let Some(running) = self.running.get_mut(&pid) else { return };
-        match protocol::receive_trusted::<ExecControl>(&running.channel) {
+        let Some(channel) = &running.channel else { return };
+        match protocol::receive_trusted::<ExecControl>(channel) {
             Ok(Some((ExecControl::Signal(signal), _))) => {
                 let raw = pid.as_raw_nonzero().get();
                 // It leads its session, so its group is its own; it may not have got that far yet.
@@ -235,7 +283,14 @@ impl Init<'_> {
                 }
             }
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-            Ok(Some((ExecControl::Kill, _)) | None) | Err(_) => self.stop(pid, StoppedBy::Client),
+            Ok(Some((ExecControl::Kill, _))) => self.stop(pid, StoppedBy::Client),
+            // Nobody listens; a sandbox that outlives its maker goes on all the same.
+            Ok(None) | Err(_) => {
+                running.channel = None;
+                if self.plan.lifetime == Lifetime::Attached {
+                    self.stop(pid, StoppedBy::Client);
+                }
+            }
         }
     }
 
@@ -315,7 +370,9 @@ impl Init<'_> {
                 })
             }
         };
-        let _ = protocol::send(&running.channel, &event, &[]);
+        if let Some(channel) = &running.channel {
+            let _ = protocol::send(channel, &event, &[]);
+        }
         if let (Some(work), Some(leaf)) = (&self.work, running.leaf)
             && !work.remove(&leaf)
         {

@@ -2,12 +2,12 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
-    sendmsg, socketpair,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    recvmsg, sendmsg, socket_with, socketpair,
 };
 
 /// How many descriptors one message may carry.
@@ -21,9 +21,35 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// Asks for room for large messages, as far as the host allows.
-pub fn enlarge(socket: impl AsFd, bytes: usize) -> io::Result<()> {
-    Ok(rustix::net::sockopt::set_socket_send_buffer_size(socket, bytes)?)
+/// Listens for conversations at `name` in the directory `dir`, which must not exist yet.
+///
+/// The directory is named by its descriptor, so that its own path may be of any length. Whoever
+/// may enter it may connect.
+pub fn listen(dir: impl AsFd, name: &str) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    rustix::net::bind(&socket, &address(dir.as_fd(), name)?)?;
+    rustix::net::listen(&socket, 16)?;
+    Ok(socket)
+}
+
+/// Connects to what listens at `name` in the directory `dir`.
+pub fn connect(dir: impl AsFd, name: &str) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    rustix::net::connect(&socket, &address(dir.as_fd(), name)?)?;
+    Ok(socket)
+}
+
+/// Takes one conversation that somebody began.
+pub fn accept(listener: impl AsFd) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(rustix::net::accept_with(listener, flags)?)
+}
+
+fn address(dir: BorrowedFd<'_>, name: &str) -> io::Result<SocketAddrUnix> {
+    let number = dir.as_raw_fd();
+    Ok(SocketAddrUnix::new(format!("/proc/self/fd/{number}/{name}"))?)
 }
 
 /// Sends one message with descriptors. The peer gets all of it or nothing.

@@ -30,6 +30,11 @@ impl Channel {
         Ok((Self(watch(ours)?), theirs))
     }
 
+    /// Goes on with a conversation that somebody else began.
+    pub(crate) fn over(socket: OwnedFd) -> io::Result<Self> {
+        Ok(Self(watch(socket)?))
+    }
+
     /// Sends one message with descriptors.
     pub(crate) async fn send(
         &self,

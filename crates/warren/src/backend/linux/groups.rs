@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use warren_init::plan::Cgroups;
 use warren_sys::cgroup;
 
@@ -15,13 +16,27 @@ use crate::{Result, SandboxError, SandboxId};
 /// How long the last process of a group may take to be gone after it was killed.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The control groups of one sandbox. Dropping them removes them.
+/// The control groups of one sandbox. Dropping them removes them, unless they are to be left.
 #[derive(Debug)]
 pub(crate) struct Groups {
+    places: Places,
+    on_drop: OnDrop,
+}
+
+/// Where the groups of a sandbox are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Places {
     v2: Option<PathBuf>,
     v1: Vec<PathBuf>,
     memory: Option<PathBuf>,
     pids: Option<PathBuf>,
+}
+
+/// What becomes of something on the host when our value of it goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OnDrop {
+    Remove,
+    Leave,
 }
 
 /// How often the kernel refused something to a sandbox.
@@ -38,48 +53,106 @@ impl Groups {
         support: &GroupSupport,
         settings: &[Setting],
     ) -> Result<Self> {
-        let name = format!("warren-{id}");
-        let mut groups = Self { v2: None, v1: Vec::new(), memory: None, pids: None };
+        let name = name(id);
+        let mut groups = Self { places: Places::default(), on_drop: OnDrop::Remove };
         if let Some(base) = &support.v2 {
             let group = base.join(&name);
             make(&group)?;
-            groups.v2 = Some(group);
+            groups.places.v2 = Some(group);
         }
         for setting in settings {
             groups.apply(&name, setting)?;
         }
+        let places = &groups.places;
         let find = |controller: &Option<Controller>| match controller.as_ref()? {
-            Controller::V2 => groups.v2.clone(),
-            Controller::V1(base) => Some(base.join(&name)).filter(|path| groups.v1.contains(path)),
+            Controller::V2 => places.v2.clone(),
+            Controller::V1(base) => Some(base.join(&name)).filter(|path| places.v1.contains(path)),
         };
-        (groups.memory, groups.pids) = (find(&support.memory), find(&support.pids));
+        let (memory, pids) = (find(&support.memory), find(&support.pids));
+        (groups.places.memory, groups.places.pids) = (memory, pids);
         Ok(groups)
+    }
+
+    /// Takes over groups that were made before.
+    pub(crate) fn adopt(places: Places) -> Self {
+        Self { places, on_drop: OnDrop::Leave }
+    }
+
+    /// Takes over whatever groups a sandbox may have, without knowing more than its id.
+    pub(crate) fn of(id: &SandboxId, support: &GroupSupport) -> Self {
+        let name = name(id);
+        let there = |base: &PathBuf| Some(base.join(&name)).filter(|group| group.exists());
+        let controllers = [&support.memory, &support.pids, &support.cpu];
+        let v1 = controllers.into_iter().filter_map(|controller| match controller {
+            Some(Controller::V1(base)) => there(base),
+            Some(Controller::V2) | None => None,
+        });
+        let v2 = support.v2.as_ref().and_then(there);
+        Self::adopt(Places { v2, v1: v1.collect(), memory: None, pids: None })
+    }
+
+    /// Lists the sandboxes that have a group.
+    pub(crate) fn all(support: &GroupSupport) -> Vec<SandboxId> {
+        let bases = [&support.memory, &support.pids, &support.cpu].into_iter();
+        let v1 = bases.filter_map(|controller| match controller {
+            Some(Controller::V1(base)) => Some(base),
+            Some(Controller::V2) | None => None,
+        });
+        let entries = v1.chain(&support.v2).filter_map(|base| fs::read_dir(base).ok()).flatten();
+        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        let ids = names.filter_map(|name| Some(SandboxId::from_string(name.strip_prefix(PREFIX)?)));
+        ids.filter(|id| id.validate().is_ok()).collect()
+    }
+
+    /// Has them stay when this value goes.
+    pub(crate) fn leave(&mut self) {
+        self.on_drop = OnDrop::Leave;
+    }
+
+    /// Returns where they are.
+    pub(crate) fn places(&self) -> Places {
+        self.places.clone()
+    }
+
+    /// Writes limits to groups that exist.
+    pub(crate) fn change(&self, id: &SandboxId, settings: &[Setting]) -> Result<()> {
+        let name = name(id);
+        let apply = |setting: &Setting| {
+            let group = match &setting.controller {
+                Controller::V1(base) => Some(base.join(&name)),
+                Controller::V2 => self.places.v2.clone(),
+            };
+            let group = group.filter(|group| group.exists()).ok_or_else(|| no_group(setting))?;
+            write(&group, setting)
+        };
+        // In v1 memory may never be above memory and swap together, so that the order depends on
+        // whether the limit rises or falls; once the rest is written, it does not any more.
+        let refused: Vec<_> = settings.iter().filter(|setting| apply(setting).is_err()).collect();
+        refused.into_iter().try_for_each(apply)
     }
 
     fn apply(&mut self, name: &str, setting: &Setting) -> Result<()> {
         let group = match &setting.controller {
             Controller::V1(base) => {
                 let group = base.join(name);
-                if !self.v1.contains(&group) {
+                if !self.places.v1.contains(&group) {
                     make(&group)?;
-                    self.v1.push(group.clone());
+                    self.places.v1.push(group.clone());
                 }
                 group
             }
-            Controller::V2 => self.v2.clone().ok_or_else(|| SandboxError::Internal {
-                message: "a v2 limit without a v2 group".to_owned(),
-            })?,
+            Controller::V2 => self.places.v2.clone().ok_or_else(|| no_group(setting))?,
         };
-        match cgroup::write(&group, setting.file, &setting.value) {
-            Err(error) if setting.optional && error.kind() == io::ErrorKind::NotFound => Ok(()),
-            other => other.map_err(|error| failed(&group, setting.file, error)),
-        }
+        write(&group, setting)
     }
 
     /// Returns the directories for the plan.
     pub(crate) fn planned(&self) -> Cgroups {
         let text = |path: &PathBuf| path.to_string_lossy().into_owned();
-        Cgroups { v2: self.v2.as_ref().map(text), v1: self.v1.iter().map(text).collect() }
+        Cgroups {
+            v2: self.places.v2.as_ref().map(text),
+            v1: self.places.v1.iter().map(text).collect(),
+        }
     }
 
     /// Reads how often the kernel refused memory or a process.
@@ -89,8 +162,9 @@ impl Groups {
             let text = files.iter().find_map(|file| cgroup::read(group, file).ok())?;
             cgroup::field(&text, key)
         };
-        let memory = count(&self.memory, &["memory.events", "memory.oom_control"], "oom_kill");
-        let pids = count(&self.pids, &["pids.events"], "max");
+        let memory =
+            count(&self.places.memory, &["memory.events", "memory.oom_control"], "oom_kill");
+        let pids = count(&self.places.pids, &["pids.events"], "max");
         Refusals {
             out_of_memory: memory.unwrap_or_default(),
             too_many_processes: pids.unwrap_or_default(),
@@ -99,20 +173,20 @@ impl Groups {
 
     /// Returns the most memory that the sandbox ever held.
     pub(crate) fn peak_memory(&self) -> Option<u64> {
-        let group = self.memory.as_ref()?;
+        let group = self.places.memory.as_ref()?;
         let files = ["memory.peak", "memory.max_usage_in_bytes"];
         files.iter().find_map(|file| cgroup::read(group, file).ok()?.trim().parse().ok())
     }
 
     /// Returns the CPU time of everything that ran in the sandbox.
     pub(crate) fn cpu_time(&self) -> Option<Duration> {
-        let text = cgroup::read(self.v2.as_ref()?, "cpu.stat").ok()?;
+        let text = cgroup::read(self.places.v2.as_ref()?, "cpu.stat").ok()?;
         cgroup::field(&text, "usage_usec").map(Duration::from_micros)
     }
 
     /// Ends whatever is in the groups at once, where the kernel can.
     pub(crate) fn kill(&self) {
-        if let Some(group) = &self.v2 {
+        if let Some(group) = &self.places.v2 {
             let _ = cgroup::write(group, "cgroup.kill", "1");
         }
     }
@@ -120,7 +194,7 @@ impl Groups {
     /// Removes the groups; every process in them must be dead or dying.
     pub(crate) fn remove(&mut self) -> Result<()> {
         let mut result = Ok(());
-        for group in self.v2.take().into_iter().chain(self.v1.drain(..)) {
+        for group in self.places.v2.take().into_iter().chain(self.places.v1.drain(..)) {
             if let Err(error) = cgroup::remove(&group, PATIENCE) {
                 result = Err(SandboxError::step("remove the control group", &group, error));
             }
@@ -133,15 +207,32 @@ impl Drop for Groups {
     fn drop(&mut self) {
         // Only reached with groups left when a creation failed or a sandbox was never destroyed;
         // whoever could be told of a failure is gone.
-        let _ = self.remove();
+        if self.on_drop == OnDrop::Remove {
+            let _ = self.remove();
+        }
     }
+}
+
+/// What the directory of every sandbox begins with, in every hierarchy.
+const PREFIX: &str = "warren-";
+
+fn name(id: &SandboxId) -> String {
+    format!("{PREFIX}{id}")
+}
+
+fn write(group: &Path, setting: &Setting) -> Result<()> {
+    match cgroup::write(group, setting.file, &setting.value) {
+        Err(error) if setting.optional && error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other
+            .map_err(|error| SandboxError::step("set the limit", group.join(setting.file), error)),
+    }
+}
+
+fn no_group(setting: &Setting) -> SandboxError {
+    SandboxError::Internal { message: format!("no control group for {}", setting.file) }
 }
 
 fn make(group: &Path) -> Result<()> {
     fs::create_dir(group)
         .map_err(|error| SandboxError::step("create the control group", group, error))
-}
-
-fn failed(group: &Path, file: &str, error: io::Error) -> SandboxError {
-    SandboxError::step("set the limit", group.join(file), error)
 }

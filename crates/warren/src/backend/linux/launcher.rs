@@ -62,7 +62,14 @@ impl Launcher {
     }
 
     /// Asks for a sandbox; what becomes of it is said on `control`.
-    pub(crate) async fn launch(&self, plan: &Plan, control: OwnedFd) -> Result<()> {
+    ///
+    /// With a `listener` it can be found again by whoever comes after us.
+    pub(crate) async fn launch(
+        &self,
+        plan: &Plan,
+        control: OwnedFd,
+        listener: Option<OwnedFd>,
+    ) -> Result<()> {
         self.prepare()?;
         let socket = {
             let process = self.process.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -72,9 +79,11 @@ impl Launcher {
             })?;
             socket.try_clone().map_err(send_failed)?
         };
+        let fds: Vec<_> = [Some(&control), listener.as_ref()].into_iter().flatten().collect();
+        let fds: Vec<_> = fds.into_iter().map(AsFd::as_fd).collect();
         // Nearly always there is room at once; else the launcher is busy and says when there is.
         loop {
-            match protocol::send(&socket, plan, &[control.as_fd()]) {
+            match protocol::send(&socket, plan, &fds) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     let again = socket.try_clone().and_then(watch).map_err(send_failed)?;
                     again.writable().await.map_err(send_failed)?.clear_ready();

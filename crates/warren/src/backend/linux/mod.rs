@@ -9,6 +9,7 @@
 //! `plan.rs` and `limits.rs` decide, `groups.rs` and `launcher.rs` act, `sandbox.rs` owns what was
 //! made, and `execution.rs` is one command in it.
 
+mod anchor;
 mod channel;
 mod execution;
 mod groups;
@@ -24,12 +25,15 @@ pub use probe::{Finding, HostReport};
 pub use sandbox::LinuxSandbox;
 
 use std::collections::HashMap;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use warren_init::plan::Lifetime;
 
+use self::anchor::{Anchor, Home};
 use self::groups::Groups;
 use self::host::Host;
 use self::launcher::Launcher;
@@ -52,6 +56,8 @@ pub struct LinuxBackend {
 
 #[derive(Debug)]
 struct Inner {
+    /// Where sandboxes that outlive us have their directories.
+    runtime: Option<PathBuf>,
     // In the order in which they may go: sandboxes, the launcher that reaps them, the group that
     // they were made in.
     registry: Mutex<Registry>,
@@ -72,6 +78,19 @@ impl LinuxBackend {
     /// Whether sandboxes can be made here is found out by [`probe`](IsolationBackend::probe), or by
     /// making one.
     pub fn new() -> Result<Self> {
+        Self::start(None)
+    }
+
+    /// Likewise, for sandboxes that can outlive this process: each has a directory below `runtime`,
+    /// which must be ours alone, until it ends.
+    pub fn with_runtime(runtime: impl Into<PathBuf>) -> Result<Self> {
+        let runtime = runtime.into();
+        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&runtime);
+        made.map_err(|error| SandboxError::step("create", &runtime, error))?;
+        Self::start(Some(runtime))
+    }
+
+    fn start(runtime: Option<PathBuf>) -> Result<Self> {
         let launcher = Launcher::default();
         // First: it starts on its own while we look at the host.
         launcher.prepare()?;
@@ -80,7 +99,8 @@ impl LinuxBackend {
             path: None,
             source,
         })?;
-        Ok(Self { inner: Arc::new(Inner { host, launcher, registry: Mutex::default() }) })
+        let registry = Mutex::default();
+        Ok(Self { inner: Arc::new(Inner { runtime, host, launcher, registry }) })
     }
 
     /// Makes a sandbox, or leaves nothing.
@@ -97,6 +117,17 @@ impl LinuxBackend {
         if self.living().iter().any(|sandbox| *sandbox.id() == id) {
             return Err(SandboxError::AlreadyExists { what: "sandbox", id: id.0 });
         }
+        let runtime = match (options.persistent, &self.inner.runtime) {
+            (false, _) => None,
+            (true, Some(runtime)) => Some(runtime.as_path()),
+            (true, None) => {
+                return Err(SandboxError::Unsupported {
+                    feature: "sandboxes that outlive their maker".to_owned(),
+                    backend: NAME.to_owned(),
+                    hint: "give the backend a runtime directory".to_owned(),
+                });
+            }
+        };
         let required = options.required(spec);
         let support = &self.inner.host.groups;
         let limits = limits::decide(&spec.limits, options.cpu_quota_millis, &required, support)?;
@@ -106,7 +137,7 @@ impl LinuxBackend {
             profile,
             seccomp,
             privilege: self.inner.host.privilege,
-            lifetime: Lifetime::Attached,
+            lifetime: if options.persistent { Lifetime::Detached } else { Lifetime::Attached },
             limits: &limits,
             cgroups: Default::default(),
         };
@@ -115,7 +146,8 @@ impl LinuxBackend {
         let groups = Groups::create(&id, support, &limits.settings)?;
         inputs.cgroups = groups.planned();
         plan.cgroups = groups.planned();
-        let launch = sandbox::launch(&self.inner.launcher, &plan, groups);
+        let quota = options.cpu_quota_millis;
+        let launch = sandbox::launch(&self.inner.launcher, &inputs, &plan, groups, runtime, quota);
         let instance =
             tokio::time::timeout(spec.creation_timeout, launch).await.map_err(|_| {
                 SandboxError::Timeout {
@@ -123,7 +155,7 @@ impl LinuxBackend {
                     after: spec.creation_timeout,
                 }
             })??;
-        let sandbox = LinuxSandbox::new(&inputs, &plan, instance);
+        let sandbox = LinuxSandbox::new(&inputs, &plan, instance, support, false);
         let mut registry = self.registry();
         registry.last_created = Some(sandbox.capabilities().created_at);
         registry.sandboxes.insert(id, sandbox.clone());
@@ -148,7 +180,7 @@ impl LinuxBackend {
     fn living(&self) -> Vec<LinuxSandbox> {
         let mut registry = self.registry();
         registry.sandboxes.retain(|_, sandbox| !sandbox.has_ended());
-        registry.sandboxes.values().cloned().collect()
+        registry.sandboxes.values().map(LinuxSandbox::current).collect()
     }
 }
 
@@ -195,6 +227,68 @@ impl IsolationBackend for LinuxBackend {
         options: &CreateOptions,
     ) -> Result<Box<dyn Sandbox>> {
         Ok(Box::new(self.create(spec, options).await?))
+    }
+
+    async fn adopt(
+        &self,
+        id: &SandboxId,
+        spec: &SandboxSpec,
+        anchor: &str,
+    ) -> Result<Option<Box<dyn Sandbox>>> {
+        let Some(runtime) = &self.inner.runtime else { return Ok(None) };
+        let (profile, seccomp) = profiles(spec)?;
+        // One that cannot be understood is of another version, or damaged: nothing to go by.
+        let Ok(anchor) = serde_json::from_str::<Anchor>(anchor) else {
+            self.reclaim(id).await?;
+            return Ok(None);
+        };
+        let found = sandbox::adopt(Home::of(runtime, id), &anchor).await?;
+        let Some((instance, suspended)) = found else {
+            self.reclaim(id).await?;
+            return Ok(None);
+        };
+        let support = &self.inner.host.groups;
+        let quota = anchor.cpu_quota_millis;
+        let limits = limits::decide(&spec.limits, quota, &Default::default(), support)?;
+        let inputs = plan::Inputs {
+            id,
+            spec,
+            profile,
+            seccomp,
+            privilege: self.inner.host.privilege,
+            lifetime: Lifetime::Detached,
+            limits: &limits,
+            cgroups: Default::default(),
+        };
+        let plan = plan::plan(&inputs, &plan::RealHost)?;
+        let sandbox = LinuxSandbox::new(&inputs, &plan, instance, support, suspended);
+        self.registry().sandboxes.insert(id.clone(), sandbox.clone());
+        Ok(Some(Box::new(sandbox)))
+    }
+
+    async fn reclaim(&self, id: &SandboxId) -> Result<()> {
+        let mut groups = Groups::of(id, &self.inner.host.groups);
+        if let Some(runtime) = &self.inner.runtime {
+            let home = Home::of(runtime, id);
+            // Asked first: without a cgroup there is nobody else to end it by.
+            if let Ok(control) = home.connect() {
+                sandbox::end(control).await;
+            }
+            groups.kill();
+            groups.remove()?;
+            home.remove();
+            return Ok(());
+        }
+        groups.kill();
+        groups.remove()
+    }
+
+    async fn remains(&self) -> Result<Vec<SandboxId>> {
+        let homes = self.inner.runtime.iter().flat_map(|runtime| Home::all(runtime));
+        let mut ids: Vec<_> = homes.chain(Groups::all(&self.inner.host.groups)).collect();
+        ids.sort_by(|a, b| a.as_str().cmp(b.as_str()));
+        ids.dedup();
+        Ok(ids)
     }
 
     async fn list_sandboxes(&self) -> Result<Vec<SandboxId>> {

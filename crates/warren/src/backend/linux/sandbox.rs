@@ -1,8 +1,9 @@
 //! One sandbox of the `linux` backend, and everything it has on the host.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,28 +11,36 @@ use async_trait::async_trait;
 use chrono::Utc;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
+use serde::de::DeserializeOwned;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 use warren_init::plan::Plan;
-use warren_init::protocol::{Done, Failure, Proof, Report, Request, Tries};
+use warren_init::protocol::{Done, Failure, Proof, Report, Request, Standing, Tries};
 
+use super::anchor::{self, Anchor, Home};
 use super::channel::{Channel, watch};
 use super::execution::{self, Execution, Stdio};
-use super::groups::Groups;
+use super::groups::{Groups, OnDrop};
+use super::host::GroupSupport;
 use super::launcher::Launcher;
+use super::limits;
 use super::plan::{Inputs, WRITABLE};
 use crate::backend::ExecPlan;
 use crate::{
-    Command, Enforcement, ExecContext, ExecOutput, ExecReport, Layer, ResourceUsage, Result,
-    Sandbox, SandboxCapabilities, SandboxError, SandboxId, SandboxSpec, StreamOutput,
+    Command, CreateOptions, Enforcement, ExecContext, ExecOutput, ExecReport, Layer, ResourceUsage,
+    Result, Sandbox, SandboxCapabilities, SandboxError, SandboxId, SandboxSpec, StreamOutput,
 };
 
 /// How long a killed sandbox may take to be gone.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Everything a sandbox has on the host. Dropping it ends the sandbox.
+/// Everything a sandbox has on the host. Dropping it ends the sandbox, unless it is to outlive us.
 #[derive(Debug)]
 pub(crate) struct Instance {
+    /// Its directory, if it is to outlive us.
+    home: Option<Home>,
+    on_drop: OnDrop,
+    cpu_quota_millis: Option<u32>,
     control: Channel,
     pidfd: AsyncFd<OwnedFd>,
     pid: i32,
@@ -41,23 +50,107 @@ pub(crate) struct Instance {
 }
 
 /// Has the launcher make a sandbox and waits until it stands, or until it is sure that it does not.
-pub(crate) async fn launch(launcher: &Launcher, plan: &Plan, groups: Groups) -> Result<Instance> {
+///
+/// With a `runtime` directory it is one that outlives us.
+pub(crate) async fn launch(
+    launcher: &Launcher,
+    inputs: &Inputs<'_>,
+    plan: &Plan,
+    groups: Groups,
+    runtime: Option<&Path>,
+    cpu_quota_millis: Option<u32>,
+) -> Result<Instance> {
+    let (home, listener) = match runtime {
+        Some(runtime) => {
+            let (home, listener) = Home::create(runtime, inputs.id)?;
+            (Some(home), Some(listener))
+        }
+        None => (None, None),
+    };
+    let unfinished = Unfinished { home, groups: Some(groups) };
     let (control, theirs) = Channel::pair().map_err(|error| lost("make a socket", error))?;
-    launcher.launch(plan, theirs).await?;
+    launcher.launch(plan, theirs, listener).await?;
     let (report, mut fds) = next_report(&control).await?;
     let (Report::Launched { pid, base }, Some(pidfd)) = (report, fds.pop()) else {
         return Err(nonsense("the launcher"));
     };
     let pidfd = watch(pidfd).map_err(|error| lost("watch the sandbox", error))?;
     // From here on, dropping this ends what was made, should we be cancelled or refused.
-    let unproved = Proof { landlock_abi: 0, owners_shifted: false };
-    let groups = Mutex::new(groups);
-    let mut instance = Instance { control, pidfd, pid, base, proof: unproved, groups };
+    let proof = Proof { landlock_abi: 0, owners_shifted: false };
+    let (home, groups) = unfinished.finish();
+    let (groups, on_drop) = (Mutex::new(groups), OnDrop::Remove);
+    let mut instance =
+        Instance { home, on_drop, cpu_quota_millis, control, pidfd, pid, base, proof, groups };
     match next_report(&instance.control).await?.0 {
         Report::Ready(proof) => instance.proof = proof,
         Report::Launched { .. } | Report::Failed(_) => return Err(nonsense("init")),
     }
+    if instance.home.is_some() {
+        instance.on_drop = OnDrop::Leave;
+        instance.groups().leave();
+    }
     Ok(instance)
+}
+
+/// What a sandbox has on the host before it has a process.
+struct Unfinished {
+    home: Option<Home>,
+    groups: Option<Groups>,
+}
+
+impl Unfinished {
+    fn finish(mut self) -> (Option<Home>, Groups) {
+        let groups = self.groups.take().expect("taken once, here");
+        (self.home.take(), groups)
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if let Some(home) = &self.home {
+            home.remove();
+        }
+    }
+}
+
+/// Finds a sandbox that outlived its maker; `None` if its process is gone.
+pub(crate) async fn adopt(home: Home, anchor: &Anchor) -> Result<Option<(Instance, bool)>> {
+    let Some(pidfd) = anchor.find() else { return Ok(None) };
+    let Ok(control) = home.connect() else { return Ok(None) };
+    let control = Channel::over(control).map_err(|error| lost("watch a socket", error))?;
+    let instance = Instance {
+        home: Some(home),
+        on_drop: OnDrop::Leave,
+        cpu_quota_millis: anchor.cpu_quota_millis,
+        control,
+        pidfd: watch(pidfd).map_err(|error| lost("watch the sandbox", error))?,
+        pid: anchor.pid,
+        base: anchor.base,
+        proof: Proof { landlock_abi: anchor.landlock_abi, owners_shifted: anchor.owners_shifted },
+        groups: Mutex::new(Groups::adopt(anchor.groups.clone())),
+    };
+    // One stuck sandbox must not hold up the others.
+    let hello = tokio::time::timeout(PATIENCE, instance.ask::<Standing>(&Request::Hello)).await;
+    match hello {
+        Ok(Ok(Some(standing))) => Ok(Some((instance, standing.suspended))),
+        Ok(Ok(None)) | Ok(Err(_)) => Ok(None),
+        Err(_) => {
+            Err(SandboxError::Timeout { what: "adopting a sandbox".to_owned(), after: PATIENCE })
+        }
+    }
+}
+
+/// Asks an init that nobody knows to end, and waits until it has.
+pub(crate) async fn end(control: OwnedFd) {
+    let gone = async {
+        let control = Channel::over(control)?;
+        let (ours, theirs) = Channel::pair()?;
+        control.send(&Request::End, &[theirs.as_fd()]).await?;
+        drop(theirs);
+        ours.receive::<Done>().await
+    };
+    // However it answers: what is left of it is removed by other means.
+    let _ = tokio::time::timeout(PATIENCE, gone).await;
 }
 
 async fn next_report(control: &Channel) -> Result<(Report, Vec<OwnedFd>)> {
@@ -90,6 +183,28 @@ impl Instance {
         self.groups().kill();
     }
 
+    /// Asks init for something that it answers once; `None` if it is gone.
+    async fn ask<T: DeserializeOwned>(&self, request: &Request) -> io::Result<Option<T>> {
+        let (ours, theirs) = Channel::pair()?;
+        self.control.send(request, &[theirs.as_fd()]).await?;
+        drop(theirs);
+        Ok(ours.receive::<T>().await?.map(|(answer, _)| answer))
+    }
+
+    /// Kills every process, waits until all are gone, and removes what they had.
+    async fn destroy(&self) -> Result<()> {
+        self.kill();
+        if tokio::time::timeout(PATIENCE, self.pidfd.readable()).await.is_err() {
+            let what = "ending the sandbox".to_owned();
+            return Err(SandboxError::Timeout { what, after: PATIENCE });
+        }
+        self.groups().remove()?;
+        if let Some(home) = &self.home {
+            home.remove();
+        }
+        Ok(())
+    }
+
     /// Reports whether PID 1 is gone.
     fn has_ended(&self) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -104,9 +219,15 @@ impl Instance {
 
 impl Drop for Instance {
     fn drop(&mut self) {
+        if self.on_drop == OnDrop::Leave {
+            return;
+        }
         self.kill();
         let patience = Timespec { tv_sec: PATIENCE.as_secs().try_into().unwrap_or(10), tv_nsec: 0 };
         let _ = poll(&mut [PollFd::new(self.pidfd.get_ref(), PollFlags::IN)], Some(&patience));
+        if let Some(home) = &self.home {
+            home.remove();
+        }
         // The groups are removed with their own drop, which comes next.
     }
 }
@@ -114,19 +235,29 @@ impl Drop for Instance {
 /// One sandbox of the `linux` backend. Clones are handles to the same one.
 #[derive(Clone, Debug)]
 pub struct LinuxSandbox {
-    shared: Arc<Shared>,
+    core: Arc<Core>,
+    terms: Arc<Terms>,
 }
 
+/// The sandbox itself.
 #[derive(Debug)]
-struct Shared {
+struct Core {
     id: SandboxId,
-    spec: SandboxSpec,
-    capabilities: SandboxCapabilities,
-    enforcement: Enforcement,
     instance: Instance,
+    support: GroupSupport,
     state: tokio::sync::Mutex<State>,
     used: Mutex<ResourceUsage>,
     created: Instant,
+    /// The terms that hold now; a handle keeps those it was given under.
+    current: Mutex<Arc<Terms>>,
+}
+
+/// What a sandbox is for whoever has it. A warm one gets new terms when it is claimed.
+#[derive(Debug)]
+struct Terms {
+    spec: SandboxSpec,
+    capabilities: SandboxCapabilities,
+    enforcement: Enforcement,
 }
 
 /// What the sandbox is asked to be. Its lock is held while it changes, so that contradicting calls
@@ -139,43 +270,100 @@ enum State {
 }
 
 impl LinuxSandbox {
-    pub(crate) fn new(inputs: &Inputs<'_>, plan: &Plan, instance: Instance) -> Self {
-        let shared = Shared {
-            id: inputs.id.clone(),
+    pub(crate) fn new(
+        inputs: &Inputs<'_>,
+        plan: &Plan,
+        instance: Instance,
+        support: &GroupSupport,
+        suspended: bool,
+    ) -> Self {
+        let terms = Arc::new(Terms {
             spec: inputs.spec.clone(),
-            capabilities: capabilities(inputs, plan),
+            capabilities: capabilities(inputs, plan, instance.home.is_some()),
             enforcement: enforcement(inputs, &instance),
+        });
+        let state = if suspended { State::Suspended } else { State::Running };
+        let core = Core {
+            id: inputs.id.clone(),
             instance,
-            state: tokio::sync::Mutex::new(State::Running),
+            support: support.clone(),
+            state: tokio::sync::Mutex::new(state),
             used: Mutex::default(),
             created: Instant::now(),
+            current: Mutex::new(terms.clone()),
         };
-        Self { shared: Arc::new(shared) }
+        Self { core: Arc::new(core), terms }
+    }
+
+    /// Returns a handle under the terms that hold now.
+    pub(crate) fn current(&self) -> Self {
+        let terms = self.core.current.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Self { core: self.core.clone(), terms }
+    }
+
+    /// Returns the terms under which this pristine sandbox can be what `spec` asks for.
+    ///
+    /// What is fixed when a sandbox is made must be the same: what it sees of the host, its filter,
+    /// the size of its disk. The rest is bound to it now.
+    fn terms_for(&self, spec: &SandboxSpec) -> Option<(Terms, Vec<limits::Setting>)> {
+        let own = &self.terms.spec;
+        let (a, b) = (&own.limits, &spec.limits);
+        let (_, seccomp) = super::profiles(spec).ok()?;
+        let (_, own_seccomp) = super::profiles(own).ok()?;
+        let same = own.profile == spec.profile
+            && seccomp.name == own_seccomp.name
+            && own.allowed_paths_ro == spec.allowed_paths_ro
+            && own.allowed_paths_rw == spec.allowed_paths_rw
+            && own.bind_mounts == spec.bind_mounts
+            && own.workdir == spec.workdir
+            && super::refuse_network(spec).is_ok()
+            && a.max_write_bytes == b.max_write_bytes
+            && a.max_memory_bytes.is_some() == b.max_memory_bytes.is_some()
+            && a.max_processes.is_some() == b.max_processes.is_some()
+            && a.cpu_weight.is_some() == b.cpu_weight.is_some();
+        if !same || spec.validate().is_err() {
+            return None;
+        }
+        let required = CreateOptions::default().required(spec);
+        let decision = limits::decide(b, None, &required, &self.core.support).ok()?;
+        // What init holds itself was fixed when it was started.
+        let held = limits::decide(a, None, &BTreeSet::new(), &self.core.support).ok()?;
+        if decision.bounds != held.bounds {
+            return None;
+        }
+        let capabilities =
+            SandboxCapabilities { limits: spec.limits.clone(), ..self.terms.capabilities.clone() };
+        let enforcement = Enforcement {
+            limits: decision.enforced,
+            warnings: decision.warnings,
+            ..self.terms.enforcement.clone()
+        };
+        Some((Terms { spec: spec.clone(), capabilities, enforcement }, decision.settings))
     }
 
     /// Starts a command and returns a hold of it. Dropping the hold ends the command.
     pub async fn start(&self, cmd: &Command, ctx: &ExecContext, stdio: Stdio) -> Result<Execution> {
-        let plan = ExecPlan::new(&self.shared.spec, cmd, ctx)?;
-        let state = self.shared.state.lock().await;
+        let plan = ExecPlan::new(&self.terms.spec, cmd, ctx)?;
+        let state = self.core.state.lock().await;
         match *state {
             State::Running => {}
-            State::Suspended => return Err(SandboxError::Suspended { id: self.shared.id.clone() }),
+            State::Suspended => return Err(SandboxError::Suspended { id: self.core.id.clone() }),
             State::Destroyed => return Err(self.ended()),
         }
-        let refusals = self.shared.instance.groups().refusals();
-        let limits = &self.shared.spec.limits;
+        let refusals = self.core.instance.groups().refusals();
+        let limits = &self.terms.spec.limits;
         let execution = Execution::start(self.clone(), plan, limits, stdio, refusals).await;
         execution.map_err(|error| self.explain(error))
     }
 
     /// Returns the pid of the sandbox's PID 1 on the host.
     pub fn pid(&self) -> i32 {
-        self.shared.instance.pid
+        self.core.instance.pid
     }
 
     /// Returns the first id of the range on the host that the sandbox's ids are, if it has one.
     pub fn id_base(&self) -> Option<u32> {
-        self.shared.instance.base
+        self.core.instance.base
     }
 
     /// Tries every wall from where a command stands; returns what was tried and what the kernel
@@ -186,28 +374,28 @@ impl LinuxSandbox {
     }
 
     pub(crate) fn kill(&self) {
-        self.shared.instance.kill();
+        self.core.instance.kill();
     }
 
     pub(crate) fn has_ended(&self) -> bool {
-        self.shared.instance.has_ended()
+        self.core.instance.has_ended()
     }
 
     pub(crate) fn instance(&self) -> &Instance {
-        &self.shared.instance
+        &self.core.instance
     }
 
     pub(crate) fn control(&self) -> &Channel {
-        &self.shared.instance.control
+        &self.core.instance.control
     }
 
     pub(crate) fn ended(&self) -> SandboxError {
-        SandboxError::Ended { id: self.shared.id.clone() }
+        SandboxError::Ended { id: self.core.id.clone() }
     }
 
     /// Adds what a command used to what the sandbox did.
     pub(crate) fn account(&self, usage: &ResourceUsage) {
-        let mut used = self.shared.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut used = self.core.used.lock().unwrap_or_else(PoisonError::into_inner);
         used.peak_memory_bytes = used.peak_memory_bytes.max(usage.peak_memory_bytes);
         used.cpu_time_ms += usage.cpu_time_ms;
         used.bytes_read += usage.bytes_read;
@@ -215,15 +403,9 @@ impl LinuxSandbox {
     }
 
     /// Asks init for something that it answers once.
-    async fn ask<T: serde::de::DeserializeOwned>(&self, request: &Request) -> Result<T> {
-        let answer = async {
-            let (ours, theirs) = Channel::pair()?;
-            self.shared.instance.control.send(request, &[theirs.as_fd()]).await?;
-            drop(theirs);
-            ours.receive::<T>().await
-        };
-        match answer.await {
-            Ok(Some((answer, _))) => Ok(answer),
+    async fn ask<T: DeserializeOwned>(&self, request: &Request) -> Result<T> {
+        match self.core.instance.ask(request).await {
+            Ok(Some(answer)) => Ok(answer),
             Ok(None) => Err(self.ended()),
             Err(error) => Err(self.explain(lost("reach init", error))),
         }
@@ -236,7 +418,7 @@ impl LinuxSandbox {
     }
 
     async fn change(&self, to: State, request: Request) -> Result<()> {
-        let mut state = self.shared.state.lock().await;
+        let mut state = self.core.state.lock().await;
         if *state == State::Destroyed || self.has_ended() {
             return Err(self.ended());
         }
@@ -266,11 +448,11 @@ impl LinuxSandbox {
 #[async_trait]
 impl Sandbox for LinuxSandbox {
     fn id(&self) -> &SandboxId {
-        &self.shared.id
+        &self.core.id
     }
 
     fn capabilities(&self) -> &SandboxCapabilities {
-        &self.shared.capabilities
+        &self.terms.capabilities
     }
 
     async fn exec(&self, cmd: &Command, ctx: &ExecContext) -> Result<ExecOutput> {
@@ -279,7 +461,7 @@ impl Sandbox for LinuxSandbox {
 
     async fn exec_report(&self, cmd: &Command, ctx: &ExecContext) -> Result<ExecReport> {
         let execution = self.start(cmd, ctx, Stdio::Pipes).await?;
-        execution::capture(execution, ctx, self.shared.spec.limits.max_output_bytes, None).await
+        execution::capture(execution, ctx, self.terms.spec.limits.max_output_bytes, None).await
     }
 
     async fn exec_streaming(
@@ -289,7 +471,7 @@ impl Sandbox for LinuxSandbox {
         output_tx: mpsc::Sender<StreamOutput>,
     ) -> Result<ExecOutput> {
         let execution = self.start(cmd, ctx, Stdio::Pipes).await?;
-        let limit = self.shared.spec.limits.max_output_bytes;
+        let limit = self.terms.spec.limits.max_output_bytes;
         Ok(execution::capture(execution, ctx, limit, Some(output_tx)).await?.output)
     }
 
@@ -314,26 +496,52 @@ impl Sandbox for LinuxSandbox {
     }
 
     async fn destroy(&self) -> Result<()> {
-        let mut state = self.shared.state.lock().await;
-        let instance = &self.shared.instance;
-        instance.kill();
-        let gone = tokio::time::timeout(PATIENCE, instance.pidfd.readable()).await;
-        if gone.is_err() {
-            return Err(SandboxError::Timeout {
-                what: "ending the sandbox".to_owned(),
-                after: PATIENCE,
-            });
-        }
+        let mut state = self.core.state.lock().await;
+        self.core.instance.destroy().await?;
         *state = State::Destroyed;
-        instance.groups().remove()
+        Ok(())
+    }
+
+    async fn claim(&self, spec: &SandboxSpec) -> Result<Option<Arc<dyn Sandbox>>> {
+        let state = self.core.state.lock().await;
+        if *state != State::Running || self.has_ended() {
+            return Ok(None);
+        }
+        let Some((terms, settings)) = self.terms_for(spec) else { return Ok(None) };
+        if self.core.instance.groups().change(&self.core.id, &settings).is_err() {
+            // As it was: what could be changed is written back. What cannot be is not handed out.
+            if let Some((_, settings)) = self.terms_for(&self.terms.spec) {
+                self.core.instance.groups().change(&self.core.id, &settings)?;
+            }
+            return Ok(None);
+        }
+        let terms = Arc::new(terms);
+        *self.core.current.lock().unwrap_or_else(PoisonError::into_inner) = terms.clone();
+        Ok(Some(Arc::new(Self { core: self.core.clone(), terms })))
+    }
+
+    fn anchor(&self) -> Option<String> {
+        let instance = &self.core.instance;
+        instance.home.as_ref()?;
+        let anchor = Anchor {
+            boot_id: anchor::boot_id().ok()?,
+            pid: instance.pid,
+            start_time: anchor::start_time(instance.pid)?,
+            base: instance.base,
+            landlock_abi: instance.proof.landlock_abi,
+            owners_shifted: instance.proof.owners_shifted,
+            groups: instance.groups().places(),
+            cpu_quota_millis: instance.cpu_quota_millis,
+        };
+        serde_json::to_string(&anchor).ok()
     }
 
     async fn resource_usage(&self) -> Result<ResourceUsage> {
         if self.has_ended() {
             return Err(self.ended());
         }
-        let mut usage = *self.shared.used.lock().unwrap_or_else(PoisonError::into_inner);
-        let groups = self.shared.instance.groups();
+        let mut usage = *self.core.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let groups = self.core.instance.groups();
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         if let Some(cpu) = groups.cpu_time() {
             usage.cpu_time_ms = millis(cpu);
@@ -341,16 +549,16 @@ impl Sandbox for LinuxSandbox {
         if let Some(peak) = groups.peak_memory() {
             usage.peak_memory_bytes = peak;
         }
-        usage.wall_time_ms = millis(self.shared.created.elapsed());
+        usage.wall_time_ms = millis(self.core.created.elapsed());
         Ok(usage)
     }
 
     fn enforcement(&self) -> Enforcement {
-        self.shared.enforcement.clone()
+        self.terms.enforcement.clone()
     }
 }
 
-fn capabilities(inputs: &Inputs<'_>, plan: &Plan) -> SandboxCapabilities {
+fn capabilities(inputs: &Inputs<'_>, plan: &Plan, is_persistent: bool) -> SandboxCapabilities {
     let own = WRITABLE.iter().map(PathBuf::from);
     let bound = plan.mounts.iter().filter(|mount| mount.writable);
     let writable: Vec<PathBuf> =
@@ -374,7 +582,7 @@ fn capabilities(inputs: &Inputs<'_>, plan: &Plan) -> SandboxCapabilities {
             .iter()
             .map(|category| (*category).to_owned())
             .collect(),
-        is_persistent: false,
+        is_persistent,
         created_at: Utc::now(),
         time_remaining_ms: None,
     }

@@ -1,0 +1,111 @@
+//! Finding a sandbox again after the process that made it is gone.
+//!
+//! A sandbox that is to outlive its maker has a directory of its own below the backend's runtime
+//! directory, made first and removed last. Its init listens on a socket in there. The anchor is what
+//! the store keeps: enough to tell that the process found is the one that was meant.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Pid, PidfdFlags};
+use serde::{Deserialize, Serialize};
+use warren_sys::socket;
+
+use crate::{Result, SandboxError, SandboxId};
+
+/// The name of the socket in a sandbox's directory.
+const SOCKET: &str = "init";
+
+/// What is kept of a sandbox to find it by.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Anchor {
+    /// Pids mean nothing after the host was started anew.
+    pub(crate) boot_id: String,
+    pub(crate) pid: i32,
+    /// Tells the process from a later one with the same pid.
+    pub(crate) start_time: u64,
+    pub(crate) base: Option<u32>,
+    pub(crate) landlock_abi: u32,
+    pub(crate) owners_shifted: bool,
+    pub(crate) groups: super::groups::Places,
+    pub(crate) cpu_quota_millis: Option<u32>,
+}
+
+impl Anchor {
+    /// Returns a descriptor of the process that is meant, if it still runs.
+    pub(crate) fn find(&self) -> Option<OwnedFd> {
+        if boot_id().ok()? != self.boot_id {
+            return None;
+        }
+        let pidfd =
+            rustix::process::pidfd_open(Pid::from_raw(self.pid)?, PidfdFlags::empty()).ok()?;
+        // Asked after the descriptor was taken: if it is right now, it was right then.
+        (start_time(self.pid)? == self.start_time).then_some(pidfd)
+    }
+}
+
+/// Returns what tells one run of the host from another.
+pub(crate) fn boot_id() -> io::Result<String> {
+    Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+}
+
+/// Returns when a process was started, in ticks since the host was.
+pub(crate) fn start_time(pid: i32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name may hold anything, a bracket too; what follows the last one is plain.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?;
+    // One that has ended and was not reaped yet is gone.
+    (state != "Z").then(|| fields.nth(18)?.parse().ok())?
+}
+
+/// The directory of one sandbox that outlives its maker.
+#[derive(Debug)]
+pub(crate) struct Home {
+    path: PathBuf,
+}
+
+impl Home {
+    /// Makes the directory and listens in it.
+    pub(crate) fn create(runtime: &Path, id: &SandboxId) -> Result<(Self, OwnedFd)> {
+        let path = runtime.join(id.as_str());
+        let made = fs::DirBuilder::new().mode(0o700).recursive(false).create(&path);
+        made.map_err(|error| SandboxError::step("create", &path, error))?;
+        let home = Self { path };
+        let listener = File::open(&home.path).and_then(|dir| socket::listen(dir, SOCKET));
+        match listener {
+            Ok(listener) => Ok((home, listener)),
+            Err(error) => {
+                let path = home.path.clone();
+                home.remove();
+                Err(SandboxError::step("listen in", path, error))
+            }
+        }
+    }
+
+    /// Names the directory of a sandbox that was made before.
+    pub(crate) fn of(runtime: &Path, id: &SandboxId) -> Self {
+        Self { path: runtime.join(id.as_str()) }
+    }
+
+    /// Begins a conversation with the init that listens there.
+    pub(crate) fn connect(&self) -> io::Result<OwnedFd> {
+        socket::connect(File::open(&self.path)?, SOCKET)
+    }
+
+    /// Removes the directory; whoever listened in it must be gone.
+    pub(crate) fn remove(&self) {
+        // It holds the socket and nothing else; one that is gone already is as good.
+        let _ = fs::remove_dir_all(&self.path);
+    }
+
+    /// Lists the sandboxes that have a directory.
+    pub(crate) fn all(runtime: &Path) -> Vec<SandboxId> {
+        let entries = fs::read_dir(runtime).into_iter().flatten().flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        names.map(SandboxId::from_string).filter(|id| id.validate().is_ok()).collect()
+    }
+}
