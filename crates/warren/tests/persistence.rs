@@ -54,7 +54,7 @@ async fn a_persistent_sandbox_goes_on_without_its_maker_and_is_adopted_as_it_was
     let second = place.backend();
     let adopted = second.adopt(&place.id, &place.spec, &anchor).await.unwrap().unwrap();
     assert_eq!(sh(&*adopted, "cat /workspace/file; pgrep -c sleep").await, "kept\n1");
-    assert_eq!(second.list_sandboxes().await.unwrap(), [place.id.clone()]);
+    assert!(second.list_sandboxes().await.unwrap().contains(&place.id));
     assert!(place.left(&second).await, "control: it is seen while it is there");
     adopted.destroy().await.unwrap();
     assert!(!place.left(&second).await);
