@@ -96,7 +96,8 @@ pub struct Exec {
 /// Where the standard streams of a command go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Streams {
-    /// To the three descriptors that come with the request.
+    /// To the three descriptors that come with the request. Two more may follow: the reading ends
+    /// of the last two, for init to empty once nobody else does.
     Given,
     /// To a new terminal of the sandbox, whose other side comes with [`ExecEvent::Started`].
     Terminal {

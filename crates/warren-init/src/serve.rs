@@ -45,6 +45,8 @@ struct Running {
     /// What it could not do, if its program does not run.
     refused: Option<(Stage, i32)>,
     terminal: Option<OwnedFd>,
+    /// The reading ends of its output, should whoever reads them go.
+    spare: Vec<OwnedFd>,
     leaf: Option<Leaf>,
     mark: u64,
     started: Instant,
@@ -67,6 +69,10 @@ struct Init<'a> {
     next_mark: u64,
     suspended: Option<Instant>,
     next_memory_look: Option<Instant>,
+    /// Output that nobody reads any more but something may still write to.
+    unread: Vec<OwnedFd>,
+    /// Output of commands that ended, with the socket of the one who reads it, until that closes.
+    reading: Vec<(OwnedFd, Vec<OwnedFd>)>,
     /// Those who may ask for something.
     controls: Vec<OwnedFd>,
     listener: Option<OwnedFd>,
@@ -96,6 +102,8 @@ pub(crate) fn serve(plan: &Plan, control: &OwnedFd, inherited: Inherited, meter:
         next_mark: 1,
         suspended: None,
         next_memory_look: None,
+        unread: Vec::new(),
+        reading: Vec::new(),
         controls: vec![control],
         listener,
         cpus: std::thread::available_parallelism().map_or(1, |n| n.get().try_into().unwrap_or(1)),
@@ -115,6 +123,8 @@ impl Init<'_> {
             fds.extend(ends.into_iter().flatten().map(|end| PollFd::new(end, PollFlags::IN)));
         }
         fds.extend(self.listener.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
+        fds.extend(self.unread.iter().map(|pipe| PollFd::new(pipe, PollFlags::IN)));
+        fds.extend(self.reading.iter().map(|(channel, _)| PollFd::new(channel, PollFlags::IN)));
         let timeout = self.next_deadline().map(|at| {
             let left = at.saturating_duration_since(Instant::now());
             Timespec {
@@ -144,7 +154,14 @@ impl Init<'_> {
                 self.controlled(*pid);
             }
         }
-        if self.listener.is_some() && next() {
+        let accept = self.listener.is_some() && next();
+        self.unread.retain(|pipe| !next() || discard(pipe));
+        let done = |(channel, _): &mut (OwnedFd, Vec<OwnedFd>)| {
+            next() && matches!(protocol::receive_trusted::<ExecControl>(&*channel), Ok(None))
+        };
+        let done: Vec<_> = self.reading.extract_if(.., done).collect();
+        self.unread.extend(done.into_iter().flat_map(|(_, pipes)| pipes));
+        if accept {
             self.accept();
         }
         if children_ready {
@@ -188,7 +205,7 @@ impl Init<'_> {
         }
         let reply = fds.remove(0);
         match request {
-            Request::Exec(exec) => self.exec(&exec, reply, &fds),
+            Request::Exec(exec) => self.exec(&exec, reply, fds),
             Request::Suspend => answer(&reply, self.suspend()),
             Request::Resume => answer(&reply, self.resume()),
             Request::Probe => probe::run(&self.starter, &reply),
@@ -202,7 +219,7 @@ impl Init<'_> {
         Asked::More
     }
 
-    fn exec(&mut self, exec: &Exec, channel: OwnedFd, streams: &[OwnedFd]) {
+    fn exec(&mut self, exec: &Exec, channel: OwnedFd, mut streams: Vec<OwnedFd>) {
         let refuse = |stage, errno| {
             let _ = protocol::send(&channel, &ExecEvent::Refused { stage, errno }, &[]);
         };
@@ -217,7 +234,8 @@ impl Init<'_> {
         };
         let started = Instant::now();
         let group = self.work.as_ref().zip(leaf.as_ref());
-        let forked = match self.starter.start(exec, streams, group, mark) {
+        let spare = streams.split_off(streams.len().min(3));
+        let forked = match self.starter.start(exec, &streams, group, mark) {
             Ok(forked) => forked,
             Err(error) => {
                 // The group of a command that was never started must not stay.
@@ -233,6 +251,7 @@ impl Init<'_> {
             starting: Some(forked.outcome),
             refused: None,
             terminal: forked.terminal,
+            spare,
             leaf,
             mark,
             started,
@@ -287,6 +306,8 @@ impl Init<'_> {
             // Nobody listens; a sandbox that outlives its maker goes on all the same.
             Ok(None) | Err(_) => {
                 running.channel = None;
+                // Whoever read its output went with it; a command must not die of that.
+                self.unread.append(&mut running.spare);
                 if self.plan.lifetime == Lifetime::Attached {
                     self.stop(pid, StoppedBy::Client);
                 }
@@ -372,6 +393,13 @@ impl Init<'_> {
         };
         if let Some(channel) = &running.channel {
             let _ = protocol::send(channel, &event, &[]);
+        }
+        // What it left running may still write; but first the one who listens reads to the end.
+        match running.channel {
+            Some(channel) if !running.spare.is_empty() => {
+                self.reading.push((channel, running.spare));
+            }
+            _ => self.unread.extend(running.spare),
         }
         if let (Some(work), Some(leaf)) = (&self.work, running.leaf)
             && !work.remove(&leaf)
@@ -490,6 +518,11 @@ impl Init<'_> {
             }
         }
     }
+}
+
+/// Empties a pipe into nothing; `false` when nobody can write to it any more.
+fn discard(pipe: &OwnedFd) -> bool {
+    !matches!(rustix::io::read(pipe, &mut [0; 16 * 1024]), Ok(0))
 }
 
 fn answer(reply: &OwnedFd, result: std::io::Result<()>) {

@@ -62,6 +62,29 @@ async fn a_persistent_sandbox_goes_on_without_its_maker_and_is_adopted_as_it_was
 }
 
 #[tokio::test]
+async fn a_command_outlives_whoever_read_its_output() {
+    let place = Place::new();
+    let backend = place.backend();
+    let made = backend.create(&place.spec, &persistent(&place.id)).await.unwrap();
+    let (anchor, chatty) = (made.anchor().unwrap(), made.clone());
+    // Far more than a pipe holds, and not a word to anybody but its reader.
+    let script =
+        "while :; do head -c 100000 /dev/zero; date +%s%N > /workspace/beat; sleep 0.01; done";
+    let command = Command::new("sh").args(["-c", script]);
+    let context = ExecContext::default();
+    let reading = chatty.exec(&command, &context);
+    let gave_up = tokio::time::timeout(Duration::from_millis(300), reading).await;
+    assert!(gave_up.is_err(), "control: it goes on for ever");
+    drop((made, backend));
+    let backend = place.backend();
+    let adopted = backend.adopt(&place.id, &place.spec, &anchor).await.unwrap().unwrap();
+    let before = sh(&*adopted, "cat /workspace/beat").await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_ne!(sh(&*adopted, "cat /workspace/beat").await, before, "it is still at work");
+    adopted.destroy().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_suspended_sandbox_is_adopted_suspended() {
     let place = Place::new();
     let made = place.backend().create(&place.spec, &persistent(&place.id)).await.unwrap();

@@ -88,6 +88,12 @@ impl Execution {
         let (channel, theirs) = Channel::pair().map_err(|error| step("make a socket", error))?;
         let mut fds = vec![theirs.as_fd()];
         fds.extend(streams.iter().flat_map(|pipes| pipes.theirs.iter().map(AsFd::as_fd)));
+        if sandbox.is_persistent() {
+            // So that the command outlives us, and what it leaves running the end of this call.
+            let spare =
+                streams.iter().flat_map(|pipes| [pipes.stdout.as_fd(), pipes.stderr.as_fd()]);
+            fds.extend(spare);
+        }
         let sent = sandbox.control().send(&request, &fds).await;
         sent.map_err(|error| step("reach init", error))?;
         let ours = streams.map(|pipes| (pipes.stdin, pipes.stdout, pipes.stderr));

@@ -377,6 +377,10 @@ impl LinuxSandbox {
         self.core.instance.kill();
     }
 
+    pub(crate) fn is_persistent(&self) -> bool {
+        self.core.instance.home.is_some()
+    }
+
     pub(crate) fn has_ended(&self) -> bool {
         self.core.instance.has_ended()
     }
