@@ -41,6 +41,18 @@ impl Place {
     }
 }
 
+/// A test that fails half-way must not leave behind what is made to stay.
+impl Drop for Place {
+    fn drop(&mut self) {
+        let (backend, id) = (self.backend(), self.id.clone());
+        let reclaim = move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.unwrap().block_on(backend.reclaim(&id))
+        };
+        std::thread::spawn(reclaim).join().unwrap().unwrap();
+    }
+}
+
 #[tokio::test]
 async fn a_persistent_sandbox_goes_on_without_its_maker_and_is_adopted_as_it_was() {
     let place = Place::new();
