@@ -4,7 +4,9 @@
 #![expect(clippy::unwrap_used, reason = "a helper of a test may panic as the test may")]
 #![expect(clippy::print_stdout, reason = "a test says what it measured")]
 
+mod crash;
 mod keeping;
 mod load;
 mod model;
+mod power;
 mod support;
