@@ -5,6 +5,7 @@
 #![expect(clippy::print_stdout, reason = "a test says what it measured")]
 
 mod crash;
+mod damage;
 mod keeping;
 mod load;
 mod model;
