@@ -6,6 +6,7 @@
 
 mod crash;
 mod damage;
+mod full;
 mod keeping;
 mod load;
 mod model;
