@@ -13,7 +13,9 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Resource, Signal};
 use serde::{Deserialize, Serialize};
-use warren_init::plan::{self, Entry, EntryKind, Identity, Lifetime, Owner, Plan, WORKLOAD_ID};
+use warren_init::plan::{
+    self, Entry, EntryKind, Identity, Lifetime, Owner, Owners, Plan, WORKLOAD_ID,
+};
 use warren_init::protocol::{self, Failure, Proof, Report};
 use warren_sys::landlock::{self, Access, Kind, Ruleset};
 use warren_sys::mount::{self, Attributes};
@@ -74,6 +76,16 @@ pub(crate) fn bind_attributes(planned: &plan::Mount) -> Attributes {
     Attributes { read_only: !planned.writable, no_devices: true, no_exec: false }
 }
 
+/// Clones a part of the host. What the caller binds may lie where a sandbox could write, so that a
+/// link on the way may be a trap; what the profile shows is the host's own, links and all.
+pub(crate) fn clone_source(planned: &plan::Mount) -> io::Result<OwnedFd> {
+    let source = Path::new(&planned.source);
+    match planned.owners {
+        Owners::Workload => mount::clone_tree_without_links(source),
+        Owners::Shifted => mount::clone_tree(source),
+    }
+}
+
 fn apply(
     plan: &Plan,
     trees: Vec<OwnedFd>,
@@ -115,7 +127,7 @@ fn set_hostname(name: &str) -> io::Result<()> {
 /// Clones the mounts of the plan, where no launcher with more rights did.
 fn clone_sources(plan: &Plan) -> Result<Vec<OwnedFd>, Failure> {
     let clone = |planned: &plan::Mount| {
-        let tree = step("open", &planned.source, mount::clone_tree(Path::new(&planned.source)))?;
+        let tree = step("open", &planned.source, clone_source(planned))?;
         let restricted = mount::restrict(tree.as_fd(), bind_attributes(planned), None);
         step("restrict", &planned.source, restricted)?;
         Ok(tree)

@@ -219,10 +219,24 @@ fn binds(spec: &SandboxSpec, host: &impl Look) -> Result<Vec<(Mount, FileKind)>>
                 let reason = format!("`{}` does not exist on the host", source.display());
                 SandboxError::invalid(field, reason, "create it first, or correct the path")
             })?;
+            refuse_links(source, field, host)?;
             let (source, target) = (text(source, field)?, text(&normal(target), field)?);
             Ok((Mount { source, target, writable, owners: Owners::Workload }, kind))
         })
         .collect()
+}
+
+/// Refuses a source that is reached by a link: a sandbox that may write where the link is could turn
+/// it to any place of the host. The launcher follows none either, should one appear after this look.
+fn refuse_links(source: &Path, field: &str, host: &impl Look) -> Result<()> {
+    match source.ancestors().find(|place| host.link(place).is_some()) {
+        None => Ok(()),
+        Some(link) => {
+            let (source, link) = (source.display(), link.display());
+            let reason = format!("`{source}` is reached by a link, `{link}`");
+            Err(SandboxError::invalid(field, reason, format!("bind what `realpath {source}` says")))
+        }
+    }
 }
 
 /// Forgets doubled and trailing slashes and `.`; the spec has no `..` when it gets here.
@@ -449,6 +463,21 @@ mod tests {
         let bare = FakeHost(Vec::new(), Vec::new());
         let error = plan_of(&SandboxSpec::default(), &bare, Privilege::Root).unwrap_err();
         assert_eq!(error.code(), "unsupported");
+    }
+
+    #[test]
+    fn a_source_that_is_reached_by_a_link_is_refused_and_named() {
+        let mut host = merged();
+        host.0.push(("/srv/link/inner", FileKind::Directory));
+        host.1.push(("/srv/link", "/root"));
+        let bound = |path: &str| SandboxSpec {
+            allowed_paths_rw: vec![path.into()],
+            ..SandboxSpec::default()
+        };
+        let error = plan_of(&bound("/srv/link/inner"), &host, Privilege::Root).unwrap_err();
+        assert!(error.to_string().contains("reached by a link, `/srv/link`"), "{error}");
+        assert!(error.hint().unwrap().contains("realpath"), "{error}");
+        plan_of(&bound("/data/inner"), &host, Privilege::Root).expect("control: no link");
     }
 
     #[test]
