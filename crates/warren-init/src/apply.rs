@@ -260,7 +260,8 @@ fn mount_dev(
     }
     attach_at(root, "/dev/shm", &step("clone", "/dev/shm", mount::clone_at(scratch, "shm"))?)?;
     let attributes = Attributes { no_exec: true, ..Attributes::default() };
-    let options = [("mode", "0620"), ("ptmxmode", "0666")];
+    // The host has 4096 terminals for all; without a bound one sandbox can take those of the others.
+    let options = [("mode", "0620"), ("ptmxmode", "0666"), ("max", "64")];
     let terminals = step("mount", "/dev/pts", mount::new("devpts", &options, &[], attributes))?;
     attach_at(root, "/dev/pts", &terminals)
 }
