@@ -86,8 +86,11 @@ impl Launcher {
                         let listener = (fds.len() == 2).then(|| fds.remove(1));
                         self.launch(&plan, &fds[0], listener);
                     }
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                    _ => return,
+                    // One request that did not fit, or whose descriptors did not, harms no other.
+                    // The one who asked sees its socket close.
+                    Ok(Some(_)) => {}
+                    Err(error) if is_about_one_message(&error) => {}
+                    Ok(None) | Err(_) => return,
                 }
             }
         }
@@ -275,6 +278,11 @@ impl Launcher {
         }
         Err(io::Error::from_raw_os_error(rustix::io::Errno::AGAIN.raw_os_error()))
     }
+}
+
+/// Tells an error that leaves the socket as good as before from one that ends the conversation.
+pub(crate) fn is_about_one_message(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::InvalidData)
 }
 
 /// Names the step that failed.

@@ -21,7 +21,7 @@ use warren_sys::socket;
 use crate::account::{Census, Leaf, Meter, Work};
 use crate::apply::Inherited;
 use crate::exec::{self, Starter};
-use crate::launcher::drain;
+use crate::launcher::{drain, is_about_one_message};
 use crate::probe;
 
 /// How often memory is looked at where no cgroup bounds it.
@@ -205,7 +205,8 @@ impl Init<'_> {
         let received = protocol::receive_trusted::<Request>(&self.controls[index]);
         let (request, mut fds) = match received {
             Ok(Some(message)) => message,
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Asked::More,
+            // Out of descriptors for a moment, say: no reason to end what runs.
+            Err(error) if is_about_one_message(&error) => return Asked::More,
             Ok(None) | Err(_) => return Asked::Gone,
         };
         if fds.is_empty() {
