@@ -2,15 +2,14 @@
 //!
 //! Where init has a v2 cgroup, each command gets a group of its own below init's: the kernel then
 //! knows its whole tree, however it forks. Elsewhere commands carry a mark that every descendant
-//! inherits and cannot raise, and init finds them by it.
+//! inherits and may not change, and init finds them by it.
 
-use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, Dir, Mode, OFlags};
 use rustix::process::Signal;
 use warren_sys::{cgroup, cred, process};
 
@@ -119,40 +118,66 @@ pub(crate) struct Seen {
     pub(crate) resident: u64,
 }
 
-/// Lists every process of the sandbox but init.
-pub(crate) fn processes() -> Vec<Seen> {
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter(|pid| *pid != 1).filter_map(look_at).collect()
-}
-
-fn look_at(pid: i32) -> Option<Seen> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name may hold anything, a bracket too; what follows the last one is numbers.
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    let number = |index: usize| fields.get(index).and_then(|field| field.parse::<u64>().ok());
-    let ticks = number(11)? + number(12)? + number(13)? + number(14)?;
-    let cpu = Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second());
-    let resident = number(21)? * rustix::param::page_size() as u64;
-    Some(Seen { pid, mark: mark_of(pid)?, cpu, resident })
-}
-
-/// Reads the mark that `process::set_mark` left on a process.
-pub(crate) fn mark_of(pid: i32) -> Option<u64> {
-    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).ok()?;
-    let line = limits.lines().find_map(|line| line.strip_prefix("Max file locks"))?;
-    line.split_whitespace().nth(1)?.parse().ok()
-}
-
-/// Ends every process with `mark`, and no other, where there is no group to do it by.
+/// Init's own view of `/proc`, which hides nobody.
 ///
-/// All are stopped first, so that none forks between being listed and being killed.
-pub(crate) fn kill_marked(mark: u64, suspended: bool) -> io::Result<()> {
-    process::signal_all(Signal::STOP)?;
-    for seen in processes().iter().filter(|seen| seen.mark == mark) {
-        let _ = process::signal_raw(seen.pid, Signal::KILL.as_raw());
+/// The sandbox's `/proc` leaves out whom the reader may not trace, and a process decides that about
+/// itself: by PR_SET_DUMPABLE, or by executing a file that it cannot read.
+#[derive(Debug)]
+pub(crate) struct Census(OwnedFd);
+
+impl Census {
+    /// Takes a procfs that is mounted nowhere.
+    pub(crate) fn of(proc: OwnedFd) -> Self {
+        Self(proc)
     }
-    if suspended { Ok(()) } else { process::signal_all(Signal::CONT) }
+
+    /// Returns its root, to be granted by Landlock.
+    pub(crate) fn place(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    /// Lists every process of the sandbox but init.
+    pub(crate) fn processes(&self) -> Vec<Seen> {
+        let root = open(self.0.as_fd(), ".", OFlags::RDONLY | OFlags::DIRECTORY);
+        let Ok(entries) = root.and_then(|root| Ok(Dir::new(root)?)) else { return Vec::new() };
+        let pids =
+            entries.flatten().filter_map(|entry| entry.file_name().to_str().ok()?.parse().ok());
+        pids.filter(|pid| *pid != 1).filter_map(|pid| self.look_at(pid)).collect()
+    }
+
+    fn look_at(&self, pid: i32) -> Option<Seen> {
+        let stat = self.read(pid, "stat")?;
+        // The name may hold anything, a bracket too; what follows the last one is numbers.
+        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+        let number = |index: usize| fields.get(index).and_then(|field| field.parse::<u64>().ok());
+        let ticks = number(11)? + number(12)? + number(13)? + number(14)?;
+        let cpu = Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second());
+        let resident = number(21)? * rustix::param::page_size() as u64;
+        Some(Seen { pid, mark: self.mark_of(pid)?, cpu, resident })
+    }
+
+    /// Reads the mark that `process::set_mark` left on a process.
+    pub(crate) fn mark_of(&self, pid: i32) -> Option<u64> {
+        let limits = self.read(pid, "limits")?;
+        let line = limits.lines().find_map(|line| line.strip_prefix("Max file locks"))?;
+        line.split_whitespace().nth(1)?.parse().ok()
+    }
+
+    /// Reads a file of a process as text, whatever bytes the process gave itself for a name.
+    fn read(&self, pid: i32, file: &str) -> Option<String> {
+        read_all(&open(self.0.as_fd(), &format!("{pid}/{file}"), OFlags::RDONLY).ok()?).ok()
+    }
+
+    /// Ends every process with `mark`, and no other, where there is no group to do it by.
+    ///
+    /// All are stopped first, so that none forks between being listed and being killed.
+    pub(crate) fn kill_marked(&self, mark: u64, suspended: bool) -> io::Result<()> {
+        process::signal_all(Signal::STOP)?;
+        for seen in self.processes().iter().filter(|seen| seen.mark == mark) {
+            let _ = process::signal_raw(seen.pid, Signal::KILL.as_raw());
+        }
+        if suspended { Ok(()) } else { process::signal_all(Signal::CONT) }
+    }
 }
 
 /// Counts the bytes that children and their children read and wrote, by whatever call.

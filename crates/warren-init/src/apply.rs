@@ -13,14 +13,16 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Resource, Signal};
 use serde::{Deserialize, Serialize};
-use warren_init::plan::{self, Entry, EntryKind, Identity, Lifetime, Owner, Plan, WORKLOAD_ID};
+use warren_init::plan::{
+    self, Entry, EntryKind, Identity, Lifetime, Owner, Owners, Plan, WORKLOAD_ID,
+};
 use warren_init::protocol::{self, Failure, Proof, Report};
 use warren_sys::landlock::{self, Access, Kind, Ruleset};
 use warren_sys::mount::{self, Attributes};
 use warren_sys::seccomp::{self, Instruction};
 use warren_sys::{cred, fd, keyring, net, process};
 
-use crate::account::Meter;
+use crate::account::{Census, Meter};
 use crate::launcher::step;
 use crate::serve;
 
@@ -53,9 +55,9 @@ pub(crate) fn become_init(plan: &Plan, control: &OwnedFd, go: &OwnedFd, inherite
         apply(plan, trees, go.shifted, inherited.work.as_ref())
     });
     match ready {
-        Ok((proof, meter)) => {
+        Ok((proof, meter, census)) => {
             let _ = protocol::send(control, &Report::Ready(proof), &[]);
-            serve::serve(plan, control, inherited, meter)
+            serve::serve(plan, control, inherited, meter, census)
         }
         Err(failure) => {
             let _ = protocol::send(control, &Report::Failed(failure), &[]);
@@ -74,12 +76,22 @@ pub(crate) fn bind_attributes(planned: &plan::Mount) -> Attributes {
     Attributes { read_only: !planned.writable, no_devices: true, no_exec: false }
 }
 
+/// Clones a part of the host. What the caller binds may lie where a sandbox could write, so that a
+/// link on the way may be a trap; what the profile shows is the host's own, links and all.
+pub(crate) fn clone_source(planned: &plan::Mount) -> io::Result<OwnedFd> {
+    let source = Path::new(&planned.source);
+    match planned.owners {
+        Owners::Workload => mount::clone_tree_without_links(source),
+        Owners::Shifted => mount::clone_tree(source),
+    }
+}
+
 fn apply(
     plan: &Plan,
     trees: Vec<OwnedFd>,
     shifted: bool,
     work: Option<&OwnedFd>,
-) -> Result<(Proof, Meter), Failure> {
+) -> Result<(Proof, Meter, Census), Failure> {
     // Before the first change of identity, which makes it root's of the host.
     let meter = step("open", "/proc/self/io", Meter::open())?;
     if plan.identity == Identity::Range {
@@ -96,15 +108,16 @@ fn apply(
     let outside = step("open", "/", mount::open_place(CWD, c"/"))?;
     let root = build_root(plan, &trees)?;
     drop(trees);
+    let census = step("mount", "init's own /proc", new_census())?;
     step("set the host name", &plan.hostname, set_hostname(&plan.hostname))?;
     step("bring up", "lo", net::loopback_up())?;
     step("enter the new root", "", mount::pivot_to(root.as_fd()))?;
     drop(root);
     step("open", "/dev/null", quiet_streams())?;
-    lock_down(plan, work)?;
+    lock_down(plan, work, &census)?;
     prove(&outside)?;
     let landlock_abi = landlock::abi().unwrap_or_default();
-    Ok((Proof { landlock_abi, owners_shifted: shifted }, meter))
+    Ok((Proof { landlock_abi, owners_shifted: shifted }, meter, census))
 }
 
 fn set_hostname(name: &str) -> io::Result<()> {
@@ -114,7 +127,7 @@ fn set_hostname(name: &str) -> io::Result<()> {
 /// Clones the mounts of the plan, where no launcher with more rights did.
 fn clone_sources(plan: &Plan) -> Result<Vec<OwnedFd>, Failure> {
     let clone = |planned: &plan::Mount| {
-        let tree = step("open", &planned.source, mount::clone_tree(Path::new(&planned.source)))?;
+        let tree = step("open", &planned.source, clone_source(planned))?;
         let restricted = mount::restrict(tree.as_fd(), bind_attributes(planned), None);
         step("restrict", &planned.source, restricted)?;
         Ok(tree)
@@ -247,7 +260,8 @@ fn mount_dev(
     }
     attach_at(root, "/dev/shm", &step("clone", "/dev/shm", mount::clone_at(scratch, "shm"))?)?;
     let attributes = Attributes { no_exec: true, ..Attributes::default() };
-    let options = [("mode", "0620"), ("ptmxmode", "0666")];
+    // The host has 4096 terminals for all; without a bound one sandbox can take those of the others.
+    let options = [("mode", "0620"), ("ptmxmode", "0666"), ("max", "64")];
     let terminals = step("mount", "/dev/pts", mount::new("devpts", &options, &[], attributes))?;
     attach_at(root, "/dev/pts", &terminals)
 }
@@ -292,6 +306,12 @@ fn mount_proc(
     Ok(())
 }
 
+/// Mounts a view of `/proc` for init alone, in which no process can hide from it.
+fn new_census() -> io::Result<Census> {
+    let attributes = Attributes { read_only: true, no_devices: true, no_exec: true };
+    Ok(Census::of(mount::new("proc", &[("subset", "pid")], &[], attributes)?))
+}
+
 /// Points the standard streams of init at the sandbox's own null device.
 fn quiet_streams() -> io::Result<()> {
     let null = rustix::fs::open(c"/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
@@ -302,7 +322,7 @@ fn quiet_streams() -> io::Result<()> {
 }
 
 /// Gives up every right that was needed so far, and that could be used against the host.
-fn lock_down(plan: &Plan, work: Option<&OwnedFd>) -> Result<(), Failure> {
+fn lock_down(plan: &Plan, work: Option<&OwnedFd>, census: &Census) -> Result<(), Failure> {
     rustix::process::umask(Mode::from_raw_mode(0o022));
     let _ = rustix::thread::set_name(c"warren-init");
     for (resource, value) in [
@@ -336,7 +356,7 @@ fn lock_down(plan: &Plan, work: Option<&OwnedFd>) -> Result<(), Failure> {
         let set = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
         step("bind to the launcher", "", set.map_err(io::Error::from))?;
     }
-    step("restrict by Landlock", "", restrict(&plan.landlock, work))?;
+    step("restrict by Landlock", "", restrict(&plan.landlock, work, census))?;
     let program: Vec<_> = plan.filter.init.iter().copied().map(Instruction::from_bits).collect();
     step("install the seccomp filter", "", seccomp::install(&program))
 }
@@ -348,10 +368,12 @@ fn lower_limit(resource: Resource, value: u64) -> io::Result<()> {
     process::limit(resource, value)
 }
 
-fn restrict(planned: &plan::Landlock, work: Option<&OwnedFd>) -> io::Result<()> {
+fn restrict(planned: &plan::Landlock, work: Option<&OwnedFd>, census: &Census) -> io::Result<()> {
     let rules = Ruleset::new(landlock::abi()?, planned.tcp)?;
     let root = mount::open_place(CWD, c"/")?;
     rules.allow(root.as_fd(), Kind::Directory, Access::Read)?;
+    // Mounted nowhere, so that only init, which has a descriptor of it, gets there.
+    rules.allow(census.place(), Kind::Directory, Access::Read)?;
     if let Some(work) = work {
         // For init alone: a command has no descriptor of it, no path to it, and is not its owner.
         rules.allow(work.as_fd(), Kind::Directory, Access::Full)?;

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -86,8 +86,11 @@ impl Launcher {
                         let listener = (fds.len() == 2).then(|| fds.remove(1));
                         self.launch(&plan, &fds[0], listener);
                     }
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                    _ => return,
+                    // One request that did not fit, or whose descriptors did not, harms no other.
+                    // The one who asked sees its socket close.
+                    Ok(Some(_)) => {}
+                    Err(error) if is_about_one_message(&error) => {}
+                    Ok(None) | Err(_) => return,
                 }
             }
         }
@@ -206,12 +209,14 @@ impl Launcher {
         let (mut trees, mut shifted) = (Vec::with_capacity(plan.mounts.len()), true);
         for planned in &plan.mounts {
             let source = &planned.source;
-            let tree = step("open", source, mount::clone_tree(Path::new(source)))?;
+            let tree = step("open", source, apply::clone_source(planned))?;
             let namespace = match planned.owners {
                 Owners::Shifted => &namespace,
                 Owners::Workload => {
-                    let owner = step("look at", source, Path::new(source).metadata())?;
-                    let key = (owner.uid(), owner.gid());
+                    // Of what was opened: by now the path may lead elsewhere.
+                    let owner = rustix::fs::fstat(&tree).map_err(io::Error::from);
+                    let owner = step("look at", source, owner)?;
+                    let key = (owner.st_uid, owner.st_gid);
                     if let std::collections::hash_map::Entry::Vacant(entry) = owners.entry(key) {
                         let made = self.owner_namespace(key, base + WORKLOAD_ID);
                         entry.insert(step("map the owner of", source, made)?);
@@ -273,6 +278,11 @@ impl Launcher {
         }
         Err(io::Error::from_raw_os_error(rustix::io::Errno::AGAIN.raw_os_error()))
     }
+}
+
+/// Tells an error that leaves the socket as good as before from one that ends the conversation.
+pub(crate) fn is_about_one_message(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::InvalidData)
 }
 
 /// Names the step that failed.

@@ -18,10 +18,10 @@ use warren_sys::process::{self, End, SingleThreaded};
 use warren_sys::seccomp::Instruction;
 use warren_sys::socket;
 
-use crate::account::{self, Leaf, Meter, Work};
+use crate::account::{Census, Leaf, Meter, Work};
 use crate::apply::Inherited;
 use crate::exec::{self, Starter};
-use crate::launcher::drain;
+use crate::launcher::{drain, is_about_one_message};
 use crate::probe;
 
 /// How often memory is looked at where no cgroup bounds it.
@@ -62,6 +62,7 @@ struct Init<'a> {
     plan: &'a Plan,
     starter: Starter,
     meter: Meter,
+    census: Census,
     work: Option<Work>,
     running: HashMap<Pid, Running>,
     /// Groups of commands that ended but left something running.
@@ -83,7 +84,13 @@ struct Init<'a> {
 const MAX_CONTROLS: usize = 8;
 
 /// Serves until nobody is there to serve.
-pub(crate) fn serve(plan: &Plan, control: &OwnedFd, inherited: Inherited, meter: Meter) {
+pub(crate) fn serve(
+    plan: &Plan,
+    control: &OwnedFd,
+    inherited: Inherited,
+    meter: Meter,
+    census: Census,
+) {
     let Ok(proof) = SingleThreaded::claim() else { return };
     let Ok(children) = process::child_events() else { return };
     let program =
@@ -96,6 +103,7 @@ pub(crate) fn serve(plan: &Plan, control: &OwnedFd, inherited: Inherited, meter:
         plan,
         starter: Starter { proof, filters, nice: plan.bounds.nice },
         meter,
+        census,
         work: work.map(|group| Work { group, owner, next: 1 }),
         running: HashMap::new(),
         lingering: Vec::new(),
@@ -197,7 +205,8 @@ impl Init<'_> {
         let received = protocol::receive_trusted::<Request>(&self.controls[index]);
         let (request, mut fds) = match received {
             Ok(Some(message)) => message,
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Asked::More,
+            // Out of descriptors for a moment, say: no reason to end what runs.
+            Err(error) if is_about_one_message(&error) => return Asked::More,
             Ok(None) | Err(_) => return Asked::Gone,
         };
         if fds.is_empty() {
@@ -327,7 +336,7 @@ impl Init<'_> {
             _ => false,
         };
         if !killed {
-            let _ = account::kill_marked(running.mark, suspended);
+            let _ = self.census.kill_marked(running.mark, suspended);
         }
     }
 
@@ -340,7 +349,7 @@ impl Init<'_> {
             let mark = if command || self.work.is_some() {
                 None
             } else {
-                account::mark_of(pid.as_raw_nonzero().get())
+                self.census.mark_of(pid.as_raw_nonzero().get())
             };
             let Ok((end, usage)) = process::reap(pid) else { return };
             if command {
@@ -487,7 +496,7 @@ impl Init<'_> {
         let Some(running) = self.running.get_mut(&pid) else { return };
         let Some(limit) = running.cpu_limit else { return };
         let used = running.leaf.as_ref().and_then(Leaf::cpu).unwrap_or_else(|| {
-            let own = account::processes().into_iter().filter(|seen| seen.mark == running.mark);
+            let own = self.census.processes().into_iter().filter(|seen| seen.mark == running.mark);
             own.map(|seen| seen.cpu).sum::<Duration>() + running.orphans_cpu
         });
         if used >= limit {
@@ -501,7 +510,7 @@ impl Init<'_> {
     fn look_at_memory(&mut self, now: Instant) {
         let Some(limit) = self.plan.bounds.memory else { return };
         self.next_memory_look = Some(now + MEMORY_INTERVAL);
-        let seen = account::processes();
+        let seen = self.census.processes();
         if seen.iter().map(|seen| seen.resident).sum::<u64>() <= limit {
             return;
         }

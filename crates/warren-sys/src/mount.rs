@@ -48,6 +48,15 @@ pub fn clone_tree(path: &Path) -> io::Result<OwnedFd> {
     clone(rustix::fs::CWD, path, OpenTreeFlags::AT_RECURSIVE)
 }
 
+/// As [`clone_tree`], but refuses with ELOOP if any part of `path` is a link.
+pub fn clone_tree_without_links(path: &Path) -> io::Result<OwnedFd> {
+    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let place = rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), resolve)?;
+    let flags = OpenTreeFlags::AT_RECURSIVE | OpenTreeFlags::AT_EMPTY_PATH;
+    clone(place.as_fd(), Path::new(""), flags)
+}
+
 /// Clones the one mount that `dir/path` is on, from there downwards.
 pub fn clone_at(dir: BorrowedFd<'_>, path: &str) -> io::Result<OwnedFd> {
     clone(dir, Path::new(path), OpenTreeFlags::AT_SYMLINK_NOFOLLOW)

@@ -236,10 +236,14 @@ pub fn limit(resource: rustix::process::Resource, value: u64) -> io::Result<()> 
     Ok(rustix::process::setrlimit(resource, limit)?)
 }
 
-/// A limit that the kernel stopped reading in Linux 2.4 and still hands down to every child.
+/// The limit that [`set_mark`] uses.
+pub const MARK: u32 = libc::RLIMIT_LOCKS;
+
+/// Marks this process by a limit that the kernel stopped reading in Linux 2.4 and still hands down
+/// to every child. See getrlimit(2), RLIMIT_LOCKS.
 ///
-/// What it says can be lowered but never raised without a capability, so it serves as a mark
-/// that descendants keep. See getrlimit(2), RLIMIT_LOCKS.
+/// It can never be raised without a capability. Lowering it is for a filter to refuse, by
+/// [`crate::seccomp::keep_limit`].
 pub fn set_mark(mark: u64) -> io::Result<()> {
     limit(rustix::process::Resource::Locks, mark)
 }

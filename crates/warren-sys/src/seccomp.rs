@@ -37,6 +37,27 @@ pub const NO_SUCH_CALL: Action = Action::Errno(38);
 #[expect(clippy::cast_possible_truncation, reason = "system call numbers are small")]
 pub const HIDDEN_MEMORY: [u32; 2] = [libc::SYS_memfd_create as u32, libc::SYS_shmget as u32];
 
+/// Returns rules, for the architecture this is built for, by which a limit can be read but never changed, not even
+/// lowered.
+#[expect(clippy::cast_possible_truncation, reason = "system call numbers are small")]
+#[must_use]
+pub fn keep_limit(resource: u32) -> [Rule; 2] {
+    let equals = |argument| Condition {
+        argument,
+        mask: 0xffff_ffff,
+        comparison: Comparison::Equal,
+        value: resource.into(),
+    };
+    // prlimit64 without a new limit only asks. All 64 bits of the pointer count: one at 4 GiB has a low half of zero.
+    let changes =
+        Condition { argument: 2, mask: u64::MAX, comparison: Comparison::NotEqual, value: 0 };
+    let rule = |nr: libc::c_long, when| Rule { nr: nr as u32, action: Action::Errno(1), when };
+    [
+        rule(libc::SYS_setrlimit, vec![equals(0)]),
+        rule(libc::SYS_prlimit64, vec![equals(1), changes]),
+    ]
+}
+
 const LOAD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
 const AND: u16 = 0x54; // BPF_ALU | BPF_AND | BPF_K
 const JUMP: u16 = 0x05; // BPF_JMP | BPF_JA

@@ -10,8 +10,8 @@ use rustix::net::{
     recvmsg, sendmsg, socket_with, socketpair,
 };
 
-/// How many descriptors one message may carry.
-pub const MAX_FDS: usize = 64;
+/// How many descriptors one message may carry: as many as the kernel takes (SCM_MAX_FD).
+pub const MAX_FDS: usize = 253;
 
 /// Returns two connected sockets; what one sends as one message the other receives as one.
 ///
@@ -100,6 +100,16 @@ mod tests {
         let (length, fds) = receive(&b, &mut payload).unwrap().unwrap();
         assert_eq!((&payload[..length], fds.len()), (&b"three"[..], 0));
         drop((a, extra));
+    }
+
+    #[test]
+    fn as_many_descriptors_as_are_promised_arrive() {
+        let (a, b) = pair().unwrap();
+        send(&a, b"all", &[a.as_fd(); MAX_FDS]).unwrap();
+        let (_, fds) = receive(&b, &mut [0; 8]).unwrap().unwrap();
+        assert_eq!(fds.len(), MAX_FDS);
+        let error = send(&a, b"more", &[a.as_fd(); MAX_FDS + 1]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     }
 
     #[test]

@@ -16,6 +16,12 @@ fn stdout_and_stderr_stay_apart() {
 }
 
 #[test]
+fn a_stream_can_be_opened_again_by_its_name() {
+    let script = "cat /dev/stdin; echo a > /dev/stdout; echo b > /dev/stderr";
+    assert_eq!(run(&["--", "sh", "-c", script]), gave(0, "a\n", "b\n"));
+}
+
+#[test]
 fn every_byte_goes_through_a_pipe_both_ways() {
     let script =
         "head -c 3000000 /dev/urandom > $1/in && cat $1/in | $WARREN run -- cat | cmp - $1/in";

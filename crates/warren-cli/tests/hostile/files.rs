@@ -20,6 +20,7 @@ hostile! {
     a_file_handle_does_not_open_the_hosts_root,
     a_link_or_rename_does_not_cross_into_a_shared_mount,
     a_directory_moved_out_of_a_bind_does_not_lead_above_it,
+    a_link_left_in_a_bind_is_not_followed_by_the_next_sandbox,
     the_host_is_not_named_inside,
 }
 
@@ -241,6 +242,24 @@ fn a_directory_moved_out_of_a_bind_does_not_lead_above_it(host: &Host) {
     };
     assert!(escape("bare", false), "control: on the host the walk leads to the file");
     assert!(!escape("sandboxed", true), "the walk led out of the bind");
+}
+
+// F10
+fn a_link_left_in_a_bind_is_not_followed_by_the_next_sandbox(host: &Host) {
+    let shared = host.open_dir("kept");
+    let secret = host.open_dir("elsewhere");
+    host.file("elsewhere/secret", 0o666, "s3cret");
+    host.give(&host.path("kept"));
+    let first = host.sandbox().with(&format!("--rw {shared}"));
+    let plant = format!("mkdir {shared}/plain && ln -s {secret} {shared}/link");
+    assert_eq!(first.run(&["sh", "-c", &plant]).code, Some(0), "control: a link can be planted");
+    let bound = |name: &str| host.sandbox().flag(format!("--bind={shared}/{name}:/data"));
+    assert_eq!(bound("plain").run(&["true"]).code, Some(0), "control: no link, no refusal");
+    for name in ["link", "link/."] {
+        let ended = bound(name).run(&["cat", "/data/secret"]);
+        assert!(!ended.text().contains("s3cret"), "{name}: {ended:?}");
+        ended.assert_clean_error(name);
+    }
 }
 
 // F16

@@ -16,6 +16,7 @@ hostile! {
     no_device_of_the_host_is_in_dev,
     a_device_made_by_mknod_does_not_open,
     terminals_of_the_host_are_not_in_dev_pts,
+    one_sandbox_does_not_take_the_terminals_of_all,
     keys_pushed_into_the_callers_terminal_do_not_arrive,
 }
 
@@ -281,6 +282,14 @@ fn terminals_of_the_host_are_not_in_dev_pts(host: &Host) {
     assert!(inside.text().contains("list result="), "the attempt was made: {inside:?}");
     assert_eq!(numbers(&inside.text()), 0, "{inside:?}");
     assert!(Path::new("/dev/pts/ptmx").exists(), "control: the host has a devpts");
+}
+
+// V5: the host has a fixed number of terminals for everybody
+fn one_sandbox_does_not_take_the_terminals_of_all(host: &Host) {
+    let control = host.bare().ask("terminals 100");
+    assert_eq!(control.number("count"), 100, "control: the host has more: {control:?}");
+    let greedy = host.sandbox().with("--open-files 4000").ask("terminals 3000");
+    assert_eq!((greedy.result.as_str(), greedy.number("count")), ("ENOSPC", 64), "{greedy:?}");
 }
 
 // V6

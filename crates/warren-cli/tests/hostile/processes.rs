@@ -17,6 +17,7 @@ hostile! {
     no_new_namespace_can_be_made,
     nothing_can_be_mounted,
     priorities_and_limits_cannot_be_raised,
+    init_cannot_be_slowed_down_or_limited,
     every_process_of_a_sandbox_is_walled_off_as_seen_from_the_host,
     a_finished_sandbox_leaves_no_namespace,
 }
@@ -197,6 +198,18 @@ fn priorities_and_limits_cannot_be_raised(host: &Host) {
     let limits = sandbox.ask("raise-limits");
     assert_eq!(limits.result, "none", "{limits:?}");
     assert!(limits.number("finite") >= 1, "there are limits to raise: {limits:?}");
+}
+
+// R4: init keeps the clock and the limits
+fn init_cannot_be_slowed_down_or_limited(host: &Host) {
+    let sandbox = host.sandbox();
+    let control = sandbox.ask("slow-self");
+    let own = ["affinity", "ioprio", "limit", "priority", "scheduler"];
+    assert_eq!(control.words("found"), own.into(), "control: one's own process: {control:?}");
+    for profile in ["default", "strict", "permissive"] {
+        let init = host.sandbox().with(&format!("--profile {profile}")).ask("slow-pid 1");
+        assert_eq!(init.result, "none", "{profile}: {init:?}");
+    }
 }
 
 /// The lines of /proc/PID/status that begin with one of `keys`.

@@ -36,6 +36,7 @@ hostile! {
     huge_and_odd_arguments_get_through_or_a_clean_error,
     cpu_time_is_counted_over_all_processes,
     wall_time_ends_a_sleeper,
+    wall_time_ends_one_who_hides,
     output_is_bytes_and_never_drives_the_callers_terminal,
 }
 
@@ -545,6 +546,18 @@ fn wall_time_ends_a_sleeper(host: &Host) {
         "{ended:?}"
     );
     assert_eq!(short.probe_report("sleep 30000").cause(), "timed_out");
+}
+
+// S11: whom init cannot see it cannot end
+fn wall_time_ends_one_who_hides(host: &Host) {
+    let (probe, short) = (host.at("probe"), host.sandbox().with("--timeout 1s"));
+    let control = host.sandbox().run(&[&probe, "direct", "hide", "name", "10"]);
+    assert_eq!(control.code, Some(0), "control: hiding is no crime: {control:?}");
+    for how in ["name", "dumpable", "mark", "high-mark"] {
+        let ended = short.run(&[&probe, "direct", "hide", how, "10000"]);
+        assert_eq!(ended.code, Some(124), "{how}: {ended:?}");
+        assert!(ended.took < Duration::from_secs(5), "{how}: {ended:?}");
+    }
 }
 
 // S20

@@ -711,6 +711,55 @@ static void c_nice(char **a) {
     (void)a;
     answer(setpriority(PRIO_PROCESS, 0, -5));
 }
+// slow-pid PID: every call that takes time or room from a process of one's own user.
+static void c_slow_pid(char **a) {
+    pid_t pid = number(arg(a, 1));
+    struct sched_param p = {0};
+    struct rlimit high = {RLIM_INFINITY, RLIM_INFINITY};
+    getrlimit(RLIMIT_CPU, &high);
+    cpu_set_t all;
+    sched_getaffinity(0, sizeof all, &all);
+    if (syscall(SYS_sched_setscheduler, pid, SCHED_IDLE, &p) == 0) note("scheduler");
+    if (syscall(SYS_sched_setaffinity, pid, sizeof all, &all) >= 0) note("affinity");
+    if (setpriority(PRIO_PROCESS, pid, 19) == 0) note("priority");
+    if (setpriority(PRIO_USER, 998, 19) == 0 && pid == 1) note("user-priority");
+    if (syscall(SYS_ioprio_set, 1, pid, 3 << 13) == 0) note("ioprio");
+    if (syscall(SYS_prlimit64, pid, RLIMIT_CPU, &high, NULL) == 0) note("limit");
+    say(*found ? "OK" : "none", "found=%s", found);
+}
+static void c_slow_self(char **a) {
+    char own[16];
+    sprintf(own, "%d", getpid());
+    char *args[] = {a[0], own, NULL};
+    c_slow_pid(args);
+}
+// hide HOW MS: makes it hard for a supervisor to find this process, then sleeps.
+static void c_hide(char **a) {
+    char *how = arg(a, 1);
+    struct rlimit none = {0, 0};
+    if (!strcmp(how, "name")) prctl(PR_SET_NAME, "\xff\xfe) 1 (");
+    if (!strcmp(how, "dumpable")) prctl(PR_SET_DUMPABLE, 0);
+    if (!strcmp(how, "mark")) setrlimit(RLIMIT_LOCKS, &none);
+    if (!strcmp(how, "high-mark")) {
+        // A pointer whose lower half is zero.
+        void *at = mmap((void *)(1UL << 32), 4096, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+        if (at != MAP_FAILED) syscall(SYS_prlimit64, 0, RLIMIT_LOCKS, at, NULL);
+    }
+    nap(number(arg(a, 2)));
+    say("OK", "");
+}
+// terminals COUNT: holds as many as it gets.
+static void c_terminals(char **a) {
+    struct rlimit most;
+    getrlimit(RLIMIT_NOFILE, &most);
+    most.rlim_cur = most.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &most);
+    long count = 0, wanted = number(arg(a, 1));
+    int fd = 0;
+    while (count < wanted && (fd = open("/dev/ptmx", O_RDWR | O_NOCTTY)) >= 0) count++;
+    say(verdict(fd), "count=%ld", count);
+}
 static void c_raise_limits(char **a) {
     (void)a;
     for (int i = 0; i < RLIM_NLIMITS; i++) {
@@ -1155,7 +1204,8 @@ static const struct { const char *name; void (*run)(char **); } cases[] = {
     {"unshare", c_unshare}, {"clone", c_clone}, {"clone3", c_clone3}, {"mount", c_mount}, {"bind", c_bind},
     {"userns-mount", c_userns_mount}, {"umount", c_umount}, {"remount-rw", c_remount_rw},
     {"umount-all", c_umount_all}, {"open-tree", c_open_tree}, {"fsopen", c_fsopen}, {"fifo", c_fifo},
-    {"nice", c_nice}, {"raise-limits", c_raise_limits}, {"oom-adj", c_oom_adj}, {"mlock", c_mlock},
+    {"nice", c_nice}, {"slow-pid", c_slow_pid}, {"slow-self", c_slow_self}, {"hide", c_hide},
+    {"terminals", c_terminals}, {"raise-limits", c_raise_limits}, {"oom-adj", c_oom_adj}, {"mlock", c_mlock},
     {"sys", c_sys}, {"int80", c_int80}, {"x32", c_x32}, {"numbers", c_numbers}, {"socket", c_socket},
     {"families", c_families}, {"netlink", c_netlink}, {"forks", c_forks}, {"bomb", c_bomb}, {"eat", c_eat},
     {"eat-hidden", c_eat_hidden}, {"fill", c_fill}, {"many-files", c_many_files}, {"open-many", c_open_many},

@@ -10,6 +10,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
 use tokio::sync::mpsc;
+use warren_init::plan::WORKLOAD_ID;
 use warren_init::protocol::{
     Ended, Exec, ExecControl, ExecEvent, Request, Stage, Status, StoppedBy, Streams,
 };
@@ -81,7 +82,10 @@ impl Execution {
         before: Refusals,
     ) -> Result<Self> {
         let streams = match stdio {
-            Stdio::Pipes => Some(Pipes::new().map_err(|error| step("make pipes", error))?),
+            Stdio::Pipes => {
+                let owner = sandbox.id_base().map(|base| base + WORKLOAD_ID);
+                Some(Pipes::new(owner).map_err(|error| step("make pipes", error))?)
+            }
             Stdio::Terminal { .. } => None,
         };
         let request = Request::Exec(request(&plan, limits, stdio)?);
@@ -287,13 +291,19 @@ struct Pipes {
 }
 
 impl Pipes {
-    fn new() -> io::Result<Self> {
+    /// Makes them, to belong to `owner` if that is not us.
+    fn new(owner: Option<u32>) -> io::Result<Self> {
         let pair = || pipe_with(PipeFlags::CLOEXEC);
         let ((stdin_r, stdin_w), (stdout_r, stdout_w), (stderr_r, stderr_w)) =
             (pair()?, pair()?, pair()?);
         // Only our ends may not block: the command expects the streams it knows.
         for ours in [&stdin_w, &stdout_r, &stderr_r] {
             rustix::io::ioctl_fionbio(ours, true)?;
+            if let Some(id) = owner {
+                // Only its owner may open a pipe again, as `echo > /dev/stderr` does.
+                let (uid, gid) = (rustix::fs::Uid::from_raw(id), rustix::fs::Gid::from_raw(id));
+                rustix::fs::fchown(ours, Some(uid), Some(gid))?;
+            }
         }
         Ok(Self {
             stdin: pipe::Sender::from_owned_fd(stdin_w)?,

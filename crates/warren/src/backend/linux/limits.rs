@@ -30,6 +30,8 @@ pub(crate) struct Decision {
     pub(crate) settings: Vec<Setting>,
     pub(crate) bounds: Bounds,
     pub(crate) scratch: Scratch,
+    /// Whether commands are told apart by marks, for want of a cgroup.
+    pub(crate) by_marks: bool,
     pub(crate) enforced: Vec<EnforcedLimit>,
     pub(crate) warnings: Vec<String>,
 }
@@ -47,6 +49,7 @@ pub(crate) fn decide(
         settings: Vec::new(),
         bounds: Bounds::default(),
         scratch: scratch(limits.max_write_bytes),
+        by_marks: support.v2.is_none(),
         enforced: Vec::new(),
         warnings: Vec::new(),
     };

@@ -10,6 +10,7 @@ use warren_init::plan::{
     Proc, Scratch,
 };
 
+use warren_sys::process;
 use warren_sys::seccomp::{self, Instruction};
 
 use super::host::{FileKind, Privilege};
@@ -96,9 +97,7 @@ pub(crate) fn plan(inputs: &Inputs<'_>, host: &impl Look) -> Result<Plan> {
         program.iter().map(|instruction| instruction.to_bits()).collect::<Vec<_>>()
     };
     let mut workload = vec![bits(inputs.seccomp.workload)];
-    if inputs.limits.bounds.memory.is_some() {
-        workload.push(bits(&no_hidden_memory()?));
-    }
+    workload.extend(stay_visible(inputs.limits)?.as_deref().map(bits));
     let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
     Ok(Plan {
         hostname: hostname(inputs.id),
@@ -131,11 +130,22 @@ pub(crate) fn plan(inputs: &Inputs<'_>, host: &impl Look) -> Result<Plan> {
     })
 }
 
-/// Refuses memory that no process need have mapped, where only a look at processes bounds it.
-fn no_hidden_memory() -> Result<Vec<Instruction>> {
+/// Refuses what would hide from init, where it has to look for itself: memory that no process need
+/// have mapped, and another mark than one's own.
+fn stay_visible(limits: &Decision) -> Result<Option<Vec<Instruction>>> {
     let refuse = |nr| seccomp::Rule { nr, action: seccomp::NO_SUCH_CALL, when: Vec::new() };
-    let rules = seccomp::HIDDEN_MEMORY.map(refuse);
+    let mut rules = Vec::new();
+    if limits.bounds.memory.is_some() {
+        rules.extend(seccomp::HIDDEN_MEMORY.map(refuse));
+    }
+    if limits.by_marks {
+        rules.extend(seccomp::keep_limit(process::MARK));
+    }
+    if rules.is_empty() {
+        return Ok(None);
+    }
     seccomp::compile(seccomp::Arch::NATIVE, seccomp::Action::Allow, &rules)
+        .map(Some)
         .map_err(|error| SandboxError::Internal { message: error.to_string() })
 }
 
@@ -209,10 +219,24 @@ fn binds(spec: &SandboxSpec, host: &impl Look) -> Result<Vec<(Mount, FileKind)>>
                 let reason = format!("`{}` does not exist on the host", source.display());
                 SandboxError::invalid(field, reason, "create it first, or correct the path")
             })?;
+            refuse_links(source, field, host)?;
             let (source, target) = (text(source, field)?, text(&normal(target), field)?);
             Ok((Mount { source, target, writable, owners: Owners::Workload }, kind))
         })
         .collect()
+}
+
+/// Refuses a source that is reached by a link: a sandbox that may write where the link is could turn
+/// it to any place of the host. The launcher follows none either, should one appear after this look.
+fn refuse_links(source: &Path, field: &str, host: &impl Look) -> Result<()> {
+    match source.ancestors().find(|place| host.link(place).is_some()) {
+        None => Ok(()),
+        Some(link) => {
+            let (source, link) = (source.display(), link.display());
+            let reason = format!("`{source}` is reached by a link, `{link}`");
+            Err(SandboxError::invalid(field, reason, format!("bind what `realpath {source}` says")))
+        }
+    }
 }
 
 /// Forgets doubled and trailing slashes and `.`; the spec has no `..` when it gets here.
@@ -439,6 +463,45 @@ mod tests {
         let bare = FakeHost(Vec::new(), Vec::new());
         let error = plan_of(&SandboxSpec::default(), &bare, Privilege::Root).unwrap_err();
         assert_eq!(error.code(), "unsupported");
+    }
+
+    #[test]
+    fn a_source_that_is_reached_by_a_link_is_refused_and_named() {
+        let mut host = merged();
+        host.0.push(("/srv/link/inner", FileKind::Directory));
+        host.1.push(("/srv/link", "/root"));
+        let bound = |path: &str| SandboxSpec {
+            allowed_paths_rw: vec![path.into()],
+            ..SandboxSpec::default()
+        };
+        let error = plan_of(&bound("/srv/link/inner"), &host, Privilege::Root).unwrap_err();
+        assert!(error.to_string().contains("reached by a link, `/srv/link`"), "{error}");
+        assert!(error.hint().unwrap().contains("realpath"), "{error}");
+        plan_of(&bound("/data/inner"), &host, Privilege::Root).expect("control: no link");
+    }
+
+    #[test]
+    fn a_command_keeps_its_mark_where_init_goes_by_it() {
+        let prlimit = |resource, new| seccomp::Call {
+            arch: seccomp::Arch::NATIVE.audit(),
+            nr: seccomp::keep_limit(process::MARK)[1].nr,
+            args: [0, resource, new, 0, 0, 0],
+        };
+        let allows = |limits: &Decision, call| {
+            let filter = stay_visible(limits).unwrap();
+            filter.is_none_or(|filter| seccomp::evaluate(&filter, &call) == seccomp::Action::Allow)
+        };
+        let none = GroupSupport::default();
+        let with = GroupSupport { v2: Some("/g".into()), ..GroupSupport::default() };
+        let decide = |support| {
+            limits::decide(&ResourceLimits::unlimited(), None, &[].into(), support).unwrap()
+        };
+        let mark = u64::from(process::MARK);
+        assert!(!allows(&decide(&none), prlimit(mark, 0x1000)));
+        assert!(!allows(&decide(&none), prlimit(mark, 1 << 32)), "its low half is zero");
+        assert!(allows(&decide(&none), prlimit(mark, 0)), "control: it may be read");
+        assert!(allows(&decide(&none), prlimit(mark + 1, 0x1000)), "control: another limit");
+        assert!(allows(&decide(&with), prlimit(mark, 0x1000)), "control: a cgroup needs no mark");
     }
 
     #[test]

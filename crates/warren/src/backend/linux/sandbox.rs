@@ -592,12 +592,21 @@ fn capabilities(inputs: &Inputs<'_>, plan: &Plan, is_persistent: bool) -> Sandbo
     }
 }
 
-/// Lists what holds the sandbox. Init has tried each layer before it said that it is ready.
+/// Says whether the caller's supplementary groups go in: only root can leave them behind, because
+/// the kernel lets nobody else into a user namespace in which setgroups(2) works.
+fn kept_groups() -> &'static str {
+    let own = rustix::process::getegid();
+    let others = rustix::process::getgroups().unwrap_or_default();
+    if others.iter().all(|group| *group == own) { "" } else { ", with its supplementary groups" }
+}
+
+/// Lists what holds the sandbox. Init tried Landlock, the filter and its lack of capabilities before
+/// it said that it is ready; the others are the calls that it was made by, none of which may fail.
 fn enforcement(inputs: &Inputs<'_>, instance: &Instance) -> Enforcement {
     let layer = |name: &str, detail: String| Layer { name: name.to_owned(), detail };
     let ids = match instance.base {
         Some(base) => format!("ids {base} to {} of the host", base + warren_init::plan::RANGE - 1),
-        None => "one id, the caller's".to_owned(),
+        None => format!("one id, the caller's{}", kept_groups()),
     };
     let owners = if instance.proof.owners_shifted { ", owners of host files shifted" } else { "" };
     let layers = vec![
