@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, Dir, Mode, OFlags};
-use rustix::process::Signal;
+use rustix::process::{DumpableBehavior, Signal};
 use warren_sys::{cgroup, cred, process};
 
 /// The group that init is in and that holds the groups of commands, and the id that owns it.
@@ -19,6 +19,8 @@ pub(crate) struct Work {
     pub(crate) group: OwnedFd,
     /// Files of the group are checked as this user: the commands' user may not touch them.
     pub(crate) owner: u32,
+    /// What init gets when the launcher dies.
+    pub(crate) on_parents_death: Option<Signal>,
     pub(crate) next: u64,
 }
 
@@ -50,6 +52,13 @@ impl Work {
         let before = cred::check_files_as(self.owner);
         let result = action(self.group.as_fd());
         cred::check_files_as(before);
+        // The kernel takes each change for one of identity: it forgets whose death ends init, and
+        // may make it dumpable again, as fs.suid_dumpable says.
+        let sealed = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
+        if let Some(signal) = self.on_parents_death {
+            rustix::process::set_parent_process_death_signal(Some(signal))?;
+        }
+        sealed?;
         result
     }
 }

@@ -59,6 +59,8 @@ pub(crate) fn main() {
     let _ = rustix::process::setsid();
     process::ignore_group_signals();
     let _ = rustix::thread::set_name(c"warren-launcher");
+    // A daemon may be spared when memory runs out; what it runs for others may not.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "0");
     let next_range = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs() % RANGES;
     let mut launcher = Launcher { proof, live: HashMap::new(), ended: Vec::new(), next_range };
     launcher.serve(&client, &children);

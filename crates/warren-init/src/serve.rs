@@ -98,13 +98,14 @@ pub(crate) fn serve(
     let filters = plan.filter.workload.iter().map(program).collect();
     let Ok(control) = control.try_clone() else { return };
     let owner = plan.identity.init_id();
+    let on_parents_death = (plan.lifetime == Lifetime::Attached).then_some(Signal::KILL);
     let Inherited { work, listener, lock: _lock } = inherited;
     let mut init = Init {
         plan,
         starter: Starter { proof, filters, nice: plan.bounds.nice },
         meter,
         census,
-        work: work.map(|group| Work { group, owner, next: 1 }),
+        work: work.map(|group| Work { group, owner, on_parents_death, next: 1 }),
         running: HashMap::new(),
         lingering: Vec::new(),
         next_mark: 1,

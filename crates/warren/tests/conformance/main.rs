@@ -80,7 +80,7 @@ fn given_linux() -> Given {
     // A plain user has no cgroup on a host that delegates none.
     let unenforceable = match rustix::process::geteuid().is_root() {
         true => [].into(),
-        false => [Limit::Memory, Limit::CpuWeight, Limit::CpuQuota].into(),
+        false => [Limit::Memory, Limit::CpuTime, Limit::CpuWeight, Limit::CpuQuota].into(),
     };
     let workdir = Workdir::AsInTheSpec;
     let expect = Expect { runs_programs: true, workdir, snapshots: false, unenforceable };

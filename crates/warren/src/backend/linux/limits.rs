@@ -44,6 +44,7 @@ pub(crate) fn decide(
     cpu_quota_millis: Option<u32>,
     required: &BTreeSet<Limit>,
     support: &GroupSupport,
+    binds_writable: bool,
 ) -> Result<Decision> {
     let mut decision = Decision {
         settings: Vec::new(),
@@ -57,13 +58,21 @@ pub(crate) fn decide(
     decision.processes(limits.max_processes, support);
     decision.cpu_weight(limits.cpu_weight, support);
     decision.cpu_quota(cpu_quota_millis, support);
-    let tree = if support.v2.is_some() { "cgroup v2 cpu.stat" } else { "init adds up /proc" };
-    decision.note(Limit::CpuTime, limits.max_cpu_time_ms, Bound::Exact, tree);
+    let (bound, by) = match support.v2 {
+        Some(_) => (Bound::Exact, "cgroup v2 cpu.stat"),
+        // A child whose parent does not care how it ends is gone without a trace.
+        None => (Bound::Nearest, "init adds up /proc"),
+    };
+    decision.note(Limit::CpuTime, limits.max_cpu_time_ms, bound, by);
     decision.note(Limit::WallTime, limits.max_wall_time_ms, Bound::Exact, "init's clock");
     let files = limits.max_open_files.map(u64::from);
     decision.note(Limit::OpenFiles, files, Bound::Exact, "rlimit NOFILE");
     decision.note(Limit::Output, limits.max_output_bytes, Bound::Exact, "counted by the reader");
-    decision.note(Limit::Write, limits.max_write_bytes, Bound::Exact, "the size of a tmpfs");
+    let by = match binds_writable {
+        false => "the size of a tmpfs",
+        true => "the size of a tmpfs; what is bound writable is not bounded",
+    };
+    decision.note(Limit::Write, limits.max_write_bytes, Bound::Exact, by);
     decision.enforced.sort_by_key(|enforced| enforced.limit);
     decision.settle(required)?;
     Ok(decision)
@@ -223,7 +232,8 @@ mod tests {
     fn cgroup_v2_holds_every_limit_exactly() {
         let limits = ResourceLimits::default();
         let decision =
-            decide(&limits, Some(1500), &Limit::ALL.into(), &everything(&Controller::V2)).unwrap();
+            decide(&limits, Some(1500), &Limit::ALL.into(), &everything(&Controller::V2), false)
+                .unwrap();
         let expected = [
             ("memory.max", "536870912"),
             ("memory.swap.max", "0"),
@@ -242,7 +252,8 @@ mod tests {
     fn cgroup_v1_holds_every_limit_exactly() {
         let v1 = Controller::V1("/sys/fs/cgroup/x".into());
         let limits = ResourceLimits { cpu_weight: Some(50), ..ResourceLimits::default() };
-        let decision = decide(&limits, Some(500), &Limit::ALL.into(), &everything(&v1)).unwrap();
+        let decision =
+            decide(&limits, Some(500), &Limit::ALL.into(), &everything(&v1), false).unwrap();
         let expected = [
             ("memory.limit_in_bytes", "536870912"),
             ("memory.memsw.limit_in_bytes", "536870912"),
@@ -259,22 +270,23 @@ mod tests {
     #[test]
     fn without_cgroups_a_default_falls_back_loudly_and_a_demand_is_refused() {
         let (limits, none) = (ResourceLimits::default(), GroupSupport::default());
-        let decision = decide(&limits, None, &BTreeSet::new(), &none).unwrap();
+        let decision = decide(&limits, None, &BTreeSet::new(), &none, false).unwrap();
         assert!(decision.settings.is_empty());
         assert_eq!(decision.bounds.memory, Some(512 << 20));
         assert_eq!(decision.bounds.processes, Some(64));
         assert_eq!(decision.warnings.len(), 1);
         assert!(decision.warnings[0].contains("memory (init watches memory"));
-        for limit in [Limit::Memory, Limit::CpuWeight] {
-            let error = decide(&limits, None, &[limit].into(), &none).unwrap_err();
+        for limit in [Limit::Memory, Limit::CpuWeight, Limit::CpuTime] {
+            let error = decide(&limits, None, &[limit].into(), &none, false).unwrap_err();
             assert_eq!(error.code(), "limit_not_enforceable");
             let hint = error.hint().unwrap();
             assert!(hint.contains(&format!("--accept-missing {limit}")), "{hint}");
         }
-        let error = decide(&limits, Some(500), &[Limit::CpuQuota].into(), &none).unwrap_err();
+        let error =
+            decide(&limits, Some(500), &[Limit::CpuQuota].into(), &none, false).unwrap_err();
         assert!(error.to_string().contains("`cpus`"), "{error}");
-        for limit in [Limit::Processes, Limit::CpuTime, Limit::Write, Limit::Output] {
-            decide(&limits, None, &[limit].into(), &none).unwrap();
+        for limit in [Limit::Processes, Limit::WallTime, Limit::Write, Limit::Output] {
+            decide(&limits, None, &[limit].into(), &none, false).unwrap();
         }
     }
 
@@ -282,7 +294,7 @@ mod tests {
     fn nothing_is_held_that_was_not_limited() {
         let support = everything(&Controller::V2);
         let decision =
-            decide(&ResourceLimits::unlimited(), None, &BTreeSet::new(), &support).unwrap();
+            decide(&ResourceLimits::unlimited(), None, &BTreeSet::new(), &support, false).unwrap();
         assert!(decision.settings.is_empty() && decision.enforced.is_empty());
         assert!(decision.scratch.inodes > 0, "files are bounded all the same");
     }

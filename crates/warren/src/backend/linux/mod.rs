@@ -113,6 +113,9 @@ impl LinuxBackend {
         options.validate()?;
         let (profile, seccomp) = profiles(spec)?;
         refuse_network(spec)?;
+        if let Some(runtime) = &self.inner.runtime {
+            plan::refuse_runtime(spec, runtime)?;
+        }
         let id = options.id.clone().unwrap_or_default();
         if self.living().iter().any(|sandbox| *sandbox.id() == id) {
             return Err(SandboxError::AlreadyExists { what: "sandbox", id: id.0 });
@@ -130,7 +133,13 @@ impl LinuxBackend {
         };
         let required = options.required(spec);
         let support = &self.inner.host.groups;
-        let limits = limits::decide(&spec.limits, options.cpu_quota_millis, &required, support)?;
+        let limits = limits::decide(
+            &spec.limits,
+            options.cpu_quota_millis,
+            &required,
+            support,
+            binds_writable(spec),
+        )?;
         let mut inputs = plan::Inputs {
             id: &id,
             spec,
@@ -195,6 +204,11 @@ fn profiles(spec: &SandboxSpec) -> Result<(&'static Profile, &'static Seccomp)> 
     Ok((found, filter))
 }
 
+/// Reports whether a sandbox can write somewhere that is not its own.
+pub(crate) fn binds_writable(spec: &SandboxSpec) -> bool {
+    !spec.allowed_paths_rw.is_empty() || spec.bind_mounts.iter().any(|bind| !bind.readonly)
+}
+
 /// A sandbox here has its own loopback and nothing else; to promise more would be a lie.
 fn refuse_network(spec: &SandboxSpec) -> Result<()> {
     if spec.network_enabled || !spec.allowed_network.is_empty() {
@@ -249,7 +263,13 @@ impl IsolationBackend for LinuxBackend {
         };
         let support = &self.inner.host.groups;
         let quota = anchor.cpu_quota_millis;
-        let limits = limits::decide(&spec.limits, quota, &Default::default(), support)?;
+        let limits = limits::decide(
+            &spec.limits,
+            quota,
+            &Default::default(),
+            support,
+            binds_writable(spec),
+        )?;
         let inputs = plan::Inputs {
             id,
             spec,
@@ -260,7 +280,7 @@ impl IsolationBackend for LinuxBackend {
             limits: &limits,
             cgroups: Default::default(),
         };
-        let plan = plan::plan(&inputs, &plan::RealHost)?;
+        let plan = plan::plan(&inputs, &plan::RememberedHost)?;
         let sandbox = LinuxSandbox::new(&inputs, &plan, instance, support, suspended);
         self.registry().sandboxes.insert(id.clone(), sandbox.clone());
         Ok(Some(Box::new(sandbox)))

@@ -63,6 +63,22 @@ impl Look for RealHost {
     }
 }
 
+/// Takes the host for what it was when a sandbox was made: everything that was bound was there then,
+/// and what has become of it since changes nothing.
+#[derive(Debug)]
+pub(crate) struct RememberedHost;
+
+impl Look for RememberedHost {
+    fn kind(&self, path: &Path) -> Option<FileKind> {
+        Some(RealHost.kind(path).unwrap_or(FileKind::Other))
+    }
+
+    fn link(&self, path: &Path) -> Option<PathBuf> {
+        let merged = path.parent() == Some(Path::new("/"));
+        RealHost.link(path).filter(|_| merged)
+    }
+}
+
 /// What is decided before the plan.
 #[derive(Debug)]
 pub(crate) struct Inputs<'a> {
@@ -226,6 +242,20 @@ fn binds(spec: &SandboxSpec, host: &impl Look) -> Result<Vec<(Mount, FileKind)>>
         .collect()
 }
 
+/// Refuses to show a sandbox the directory in which inits listen, or anything in it.
+pub(crate) fn refuse_runtime(spec: &SandboxSpec, runtime: &Path) -> Result<()> {
+    let shown = spec.allowed_paths_ro.iter().chain(&spec.allowed_paths_rw);
+    let bound = spec.bind_mounts.iter().map(|bind| &bind.source);
+    match shown.chain(bound).find(|path| runtime.starts_with(path) || path.starts_with(runtime)) {
+        None => Ok(()),
+        Some(path) => Err(SandboxError::invalid(
+            "bind_mounts",
+            format!("`{}` holds Warren's own sockets", path.display()),
+            "bind something else, or have Warren's runtime directory elsewhere",
+        )),
+    }
+}
+
 /// Refuses a source that is reached by a link: a sandbox that may write where the link is could turn
 /// it to any place of the host. The launcher follows none either, should one appear after this look.
 fn refuse_links(source: &Path, field: &str, host: &impl Look) -> Result<()> {
@@ -378,7 +408,7 @@ mod tests {
 
     fn plan_of(spec: &SandboxSpec, host: &FakeHost, privilege: Privilege) -> Result<Plan> {
         let groups = GroupSupport::default();
-        let limits = limits::decide(&ResourceLimits::default(), None, &[].into(), &groups)?;
+        let limits = limits::decide(&ResourceLimits::default(), None, &[].into(), &groups, false)?;
         let profile = crate::profile::profile("default").unwrap();
         let inputs = Inputs {
             id: &SandboxId::from_string("sbx-0123456789"),
@@ -494,7 +524,7 @@ mod tests {
         let none = GroupSupport::default();
         let with = GroupSupport { v2: Some("/g".into()), ..GroupSupport::default() };
         let decide = |support| {
-            limits::decide(&ResourceLimits::unlimited(), None, &[].into(), support).unwrap()
+            limits::decide(&ResourceLimits::unlimited(), None, &[].into(), support, false).unwrap()
         };
         let mark = u64::from(process::MARK);
         assert!(!allows(&decide(&none), prlimit(mark, 0x1000)));

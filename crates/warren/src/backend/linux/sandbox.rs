@@ -325,9 +325,10 @@ impl LinuxSandbox {
             return None;
         }
         let required = CreateOptions::default().required(spec);
-        let decision = limits::decide(b, None, &required, &self.core.support).ok()?;
+        let writable = super::binds_writable(spec);
+        let decision = limits::decide(b, None, &required, &self.core.support, writable).ok()?;
         // What init holds itself was fixed when it was started.
-        let held = limits::decide(a, None, &BTreeSet::new(), &self.core.support).ok()?;
+        let held = limits::decide(a, None, &BTreeSet::new(), &self.core.support, writable).ok()?;
         if decision.bounds != held.bounds {
             return None;
         }
