@@ -86,6 +86,11 @@ impl From<SandboxError> for Failure {
             | SandboxError::Suspended { .. }
             | SandboxError::Timeout { .. }
             | SandboxError::Step { .. }
+            | SandboxError::Capacity { .. }
+            | SandboxError::NoMatch { .. }
+            | SandboxError::Conflict { .. }
+            | SandboxError::ShuttingDown
+            | SandboxError::Store(_)
             | SandboxError::Internal { .. } => OURS,
         };
         let message = match &error {

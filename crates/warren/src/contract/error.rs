@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{Limit, SandboxId};
+use crate::store::StoreError;
 
 /// A result whose error is a [`SandboxError`] unless it says otherwise.
 pub type Result<T, E = SandboxError> = std::result::Result<T, E>;
@@ -107,6 +108,34 @@ pub enum SandboxError {
         /// How large it may be.
         limit: u64,
     },
+    /// As many sandboxes live as may.
+    #[error("all {limit} sandboxes are in use")]
+    Capacity {
+        /// How many there may be.
+        limit: u32,
+        /// When one may be free at the latest, as far as that is known now.
+        retry_after: Duration,
+    },
+    /// No sandbox and no backend has what was asked for.
+    #[error("nothing has what was asked for: {}", missing.join("; "))]
+    NoMatch {
+        /// What each candidate lacks: "backend `host`: network isolation".
+        missing: Vec<String>,
+    },
+    /// The move is not a legal one: "cannot suspend session `sess-1`: another is active".
+    #[error("cannot {action}: {reason}")]
+    Conflict {
+        /// What was tried.
+        action: String,
+        /// What stands against it.
+        reason: String,
+    },
+    /// The manager shuts down and takes no more work.
+    #[error("the sandbox manager is shutting down")]
+    ShuttingDown,
+    /// The records cannot be read or written, so no new work is taken.
+    #[error("the sandbox manager's store is not available")]
+    Store(#[from] StoreError),
     /// A bug of ours, or a sandbox that answered nonsense.
     #[error("internal error: {message}")]
     Internal {
@@ -184,6 +213,11 @@ impl SandboxError {
             Self::Program { kind: ProgramFault::NotFound, .. } => "program_not_found",
             Self::Program { .. } => "program_not_executable",
             Self::TooLarge { .. } => "too_large",
+            Self::Capacity { .. } => "capacity",
+            Self::NoMatch { .. } => "no_match",
+            Self::Conflict { .. } => "conflict",
+            Self::ShuttingDown => "shutting_down",
+            Self::Store(_) => "store_unavailable",
             Self::Internal { .. } => "internal",
         }
     }
@@ -214,6 +248,15 @@ impl SandboxError {
                 ProgramFault::Other => return None,
             }),
             Self::TooLarge { .. } => Some("pass it through a file or stdin"),
+            Self::Capacity { .. } => Some("end a session, or try again when one has timed out"),
+            Self::NoMatch { .. } => Some("ask for less, or for a new sandbox that has it"),
+            Self::Conflict { .. } => {
+                Some("look at the session's state, and end what is in the way")
+            }
+            Self::ShuttingDown => Some("try again once it has started anew"),
+            Self::Store(StoreError::Full) => Some("make room on the disk that holds the store"),
+            Self::Store(StoreError::Busy) => Some("end the other process that holds the store"),
+            Self::Store(_) => Some("the log of the sandbox manager says what is wrong with it"),
             Self::Internal { .. } => None,
         }
     }
