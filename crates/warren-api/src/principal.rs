@@ -43,7 +43,7 @@ pub enum Peer {
 
 /// Who asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Principal {
+pub(crate) struct Principal {
     pub(crate) tenant: Arc<str>,
     /// The client that was named; without one the caller has everything of its tenant.
     pub(crate) client: Option<Arc<str>>,
