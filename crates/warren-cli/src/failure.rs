@@ -84,6 +84,7 @@ impl From<SandboxError> for Failure {
             | SandboxError::AlreadyExists { .. }
             | SandboxError::Ended { .. }
             | SandboxError::Suspended { .. }
+            | SandboxError::SessionEnded { .. }
             | SandboxError::Timeout { .. }
             | SandboxError::Step { .. }
             | SandboxError::Capacity { .. }

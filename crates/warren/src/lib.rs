@@ -2,11 +2,13 @@
 //!
 //! [`contract`] holds the public types and traits, all re-exported here so that `use warren::*;`
 //! is enough for an embedder; [`backend`] holds the ways of walling a sandbox off from the host;
-//! [`store`] keeps what outlives the daemon.
+//! [`manager`] gives sandboxes to clients and takes them back; [`store`] keeps what outlives it.
 
 pub mod backend;
 pub mod contract;
+pub mod manager;
 pub mod profile;
 pub mod store;
 
 pub use contract::*;
+pub use manager::{DefaultSandboxManager, Shutdown};

@@ -5,7 +5,7 @@
 //! `sh -c` with a list of those, `;` between them, `'quotes'`, `$NAME` and `>&2`. Time is tokio's,
 //! so that a paused clock makes it instant. It isolates nothing and runs nothing on the host.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -44,6 +44,12 @@ pub enum Step {
     Destroy,
     /// [`IsolationBackend::health_check`].
     Health,
+    /// [`Sandbox::claim`].
+    Claim,
+    /// [`IsolationBackend::adopt`].
+    Adopt,
+    /// [`IsolationBackend::reclaim`].
+    Reclaim,
 }
 
 impl fmt::Display for Step {
@@ -58,6 +64,9 @@ impl fmt::Display for Step {
             Self::Restore => "restore the sandbox",
             Self::Destroy => "destroy the sandbox",
             Self::Health => "check the health",
+            Self::Claim => "claim the sandbox",
+            Self::Adopt => "take over the sandbox",
+            Self::Reclaim => "remove the remains",
         })
     }
 }
@@ -86,6 +95,12 @@ pub struct Counts {
     pub execs: u64,
     /// Execs that run.
     pub running: u64,
+    /// Most sandboxes that ever lived at once.
+    pub most_live: u64,
+    /// Warm sandboxes that became somebody's.
+    pub claimed: u64,
+    /// Claims of a sandbox that was somebody's already, or in which a command had run.
+    pub wrong_claims: u64,
 }
 
 /// What a scripted program does.
@@ -138,6 +153,10 @@ struct Shared {
     stalled: HashMap<Step, u64>,
     scripts: HashMap<String, Scripted>,
     live: BTreeMap<SandboxId, Arc<Instance>>,
+    /// What is half-made, or was when its maker died.
+    half_made: BTreeSet<SandboxId>,
+    killed: bool,
+    unclaimable: fn(&SandboxSpec) -> bool,
     counts: Counts,
     last_created: Option<DateTime<Utc>>,
 }
@@ -193,6 +212,9 @@ impl FakeBackend {
                 stalled: HashMap::new(),
                 scripts: HashMap::new(),
                 live: BTreeMap::new(),
+                half_made: BTreeSet::new(),
+                killed: false,
+                unclaimable: |_| false,
                 counts: Counts::default(),
                 last_created: None,
             })),
@@ -255,6 +277,29 @@ impl FakeBackend {
         instance.state.send_replace(State::Ended);
         shared.counts.crashed += 1;
         true
+    }
+
+    /// Sets which specs a warm sandbox cannot become.
+    pub fn set_unclaimable(&self, unclaimable: fn(&SandboxSpec) -> bool) {
+        lock(&self.shared).unclaimable = unclaimable;
+    }
+
+    /// Kills the process that uses the backend, as `kill -9` would: what is given up from now on is
+    /// left half-done, until [`restart`](Self::restart).
+    pub fn kill(&self) {
+        lock(&self.shared).killed = true;
+    }
+
+    /// Begins the life of the next process: sandboxes that were not to outlive theirs are gone.
+    pub fn restart(&self) {
+        let mut shared = lock(&self.shared);
+        shared.killed = false;
+        shared.live.retain(|_, instance| {
+            if !instance.persistent {
+                instance.state.send_replace(State::Ended);
+            }
+            instance.persistent
+        });
     }
 
     /// Returns how many sandboxes and execs there were.
@@ -332,8 +377,33 @@ impl Shared {
         let instance = Arc::new(Instance::new(id.clone(), &self.capabilities, spec, options, now));
         self.live.insert(id, Arc::clone(&instance));
         self.counts.created += 1;
+        self.counts.most_live = self.counts.most_live.max(self.live.len() as u64);
         self.last_created = Some(now);
         Ok(instance)
+    }
+}
+
+/// What a creation has on the host until it is done or given up; one that is killed leaves it.
+struct HalfMade<'a> {
+    backend: &'a FakeBackend,
+    id: Option<SandboxId>,
+}
+
+impl<'a> HalfMade<'a> {
+    fn new(backend: &'a FakeBackend, id: Option<SandboxId>) -> Self {
+        lock(&backend.shared).half_made.extend(id.clone());
+        Self { backend, id }
+    }
+}
+
+impl Drop for HalfMade<'_> {
+    fn drop(&mut self) {
+        let mut shared = lock(&self.backend.shared);
+        if let Some(id) = &self.id
+            && !shared.killed
+        {
+            shared.half_made.remove(id);
+        }
     }
 }
 
@@ -395,6 +465,7 @@ impl IsolationBackend for FakeBackend {
                 hint: format!("accept a sandbox without it: --accept-missing {limit}"),
             });
         }
+        let _half_made = HalfMade::new(self, options.id.clone());
         self.pass(Step::Create).await?;
         let instance = lock(&self.shared).insert(spec, options)?;
         Ok(self.handle(instance))
@@ -431,6 +502,41 @@ impl IsolationBackend for FakeBackend {
             last_sandbox_created: shared.last_created,
         })
     }
+
+    async fn adopt(
+        &self,
+        id: &SandboxId,
+        spec: &SandboxSpec,
+        anchor: &str,
+    ) -> Result<Option<Box<dyn Sandbox>>, SandboxError> {
+        self.pass(Step::Adopt).await?;
+        let found = lock(&self.shared).live.get(id).cloned();
+        let found = found.filter(|found| found.anchor().as_deref() == Some(anchor));
+        if let Some(found) = &found
+            && found.spec != *spec
+        {
+            let message = format!("`{id}` is not what its record says");
+            return Err(SandboxError::Internal { message });
+        }
+        Ok(found.map(|instance| self.handle(instance)))
+    }
+
+    async fn reclaim(&self, id: &SandboxId) -> Result<(), SandboxError> {
+        self.pass(Step::Reclaim).await?;
+        let mut shared = lock(&self.shared);
+        shared.half_made.remove(id);
+        if let Some(instance) = shared.live.remove(id) {
+            instance.state.send_replace(State::Ended);
+            shared.counts.destroyed += 1;
+        }
+        Ok(())
+    }
+
+    async fn remains(&self) -> Result<Vec<SandboxId>, SandboxError> {
+        let shared = lock(&self.shared);
+        let all: BTreeSet<_> = shared.live.keys().chain(&shared.half_made).cloned().collect();
+        Ok(all.into_iter().collect())
+    }
 }
 
 /// Where in its life a sandbox is.
@@ -451,6 +557,9 @@ struct Instance {
     saved: Mutex<Vec<String>>,
     started: Instant,
     state: watch::Sender<State>,
+    persistent: bool,
+    /// Whether it is as it was made: nobody has claimed it, and no command has run in it.
+    pristine: Mutex<bool>,
 }
 
 impl Instance {
@@ -493,7 +602,13 @@ impl Instance {
             saved: Mutex::default(),
             started: Instant::now(),
             state: watch::Sender::new(State::Running),
+            persistent: options.persistent,
+            pristine: Mutex::new(true),
         }
+    }
+
+    fn anchor(&self) -> Option<String> {
+        self.persistent.then(|| format!("fake:{}", self.id))
     }
 
     fn check_alive(&self) -> Result<State> {
@@ -553,6 +668,7 @@ impl FakeSandbox {
         self.backend.pass(Step::Exec).await?;
         self.check_running()?;
         let script = self.parse(&plan)?;
+        *lock(&instance.pristine) = false;
         let _running = Running::new(&self.backend);
         let started = Instant::now();
         let max = instance.spec.limits.max_output_bytes;
@@ -899,6 +1015,39 @@ impl Sandbox for FakeSandbox {
         Ok(ResourceUsage { wall_time_ms, ..ResourceUsage::default() })
     }
 
+    /// Makes it what the spec asks for. Whoever claims what is not pristine is counted and refused.
+    async fn claim(&self, spec: &SandboxSpec) -> Result<Option<Arc<dyn Sandbox>>, SandboxError> {
+        spec.validate()?;
+        self.instance.check_alive()?;
+        self.backend.pass(Step::Claim).await?;
+        self.instance.check_alive()?;
+        let mut shared = lock(&self.backend.shared);
+        if !*lock(&self.instance.pristine) {
+            shared.counts.wrong_claims += 1;
+            let message = format!("`{}` is not pristine", self.instance.id);
+            return Err(SandboxError::Internal { message });
+        }
+        if spec.profile != self.instance.spec.profile || (shared.unclaimable)(spec) {
+            return Ok(None);
+        }
+        let id = self.instance.id.clone();
+        let options =
+            CreateOptions { persistent: self.instance.persistent, ..CreateOptions::default() };
+        let now = Utc::now();
+        let claimed = Instance::new(id.clone(), &shared.capabilities, spec, &options, now);
+        *lock(&claimed.pristine) = false;
+        let claimed = Arc::new(claimed);
+        // From here on there is one handle on it: the old one is good for nothing.
+        self.instance.state.send_replace(State::Ended);
+        shared.live.insert(id, Arc::clone(&claimed));
+        shared.counts.claimed += 1;
+        Ok(Some(Arc::new(FakeSandbox { backend: self.backend.clone(), instance: claimed })))
+    }
+
+    fn anchor(&self) -> Option<String> {
+        self.instance.anchor()
+    }
+
     fn enforcement(&self) -> Enforcement {
         self.instance.enforcement.clone()
     }
@@ -945,7 +1094,8 @@ mod tests {
             create(&backend).await.is_ok(),
         ];
         assert_eq!(outcomes, [true, false, true]);
-        assert_eq!(backend.counts(), Counts { created: 2, live: 2, ..Counts::default() });
+        let made = Counts { created: 2, live: 2, most_live: 2, ..Counts::default() };
+        assert_eq!(backend.counts(), made);
 
         backend.fail(Step::Destroy, When::Always);
         let id = &backend.list_sandboxes().await.unwrap()[0];
@@ -961,6 +1111,7 @@ mod tests {
     async fn every_step_can_be_told_to_fail() {
         let backend = FakeBackend::new();
         let sandbox = create(&backend).await.unwrap();
+        let (spec, fresh) = (SandboxSpec::default(), create(&backend).await.unwrap());
         let saved = sandbox.snapshot("s").await.unwrap();
         let steps = [
             Step::Probe,
@@ -970,6 +1121,9 @@ mod tests {
             Step::Resume,
             Step::Snapshot,
             Step::Restore,
+            Step::Claim,
+            Step::Adopt,
+            Step::Reclaim,
             Step::Destroy,
             Step::Health,
         ];
@@ -985,6 +1139,9 @@ mod tests {
                 Step::Restore => sandbox.restore(&saved).await,
                 Step::Destroy => sandbox.destroy().await,
                 Step::Health => backend.health_check().await.map(drop),
+                Step::Claim => fresh.claim(&spec).await.map(drop),
+                Step::Adopt => backend.adopt(fresh.id(), &spec, "").await.map(drop),
+                Step::Reclaim => backend.reclaim(fresh.id()).await,
             };
             assert_eq!(error.unwrap_err().to_string(), format!("cannot {step}"));
         }

@@ -72,6 +72,12 @@ pub enum SandboxError {
         /// The sandbox.
         id: SandboxId,
     },
+    /// The session has ended.
+    #[error("session `{id}` has ended")]
+    SessionEnded {
+        /// The session.
+        id: String,
+    },
     /// Something of ours took too long. (A command that takes too long is no error.)
     #[error("{what} took longer than {after:?}")]
     Timeout {
@@ -208,6 +214,7 @@ impl SandboxError {
             Self::AlreadyExists { .. } => "already_exists",
             Self::Ended { .. } => "ended",
             Self::Suspended { .. } => "suspended",
+            Self::SessionEnded { .. } => "session_ended",
             Self::Timeout { .. } => "timeout",
             Self::Step { .. } => "step_failed",
             Self::Program { kind: ProgramFault::NotFound, .. } => "program_not_found",
@@ -233,6 +240,7 @@ impl SandboxError {
             Self::NotFound { .. } => Some("`warren ls` lists what there is"),
             Self::AlreadyExists { .. } => Some("choose another name, or use what is there"),
             Self::Ended { .. } => Some("create a new sandbox"),
+            Self::SessionEnded { .. } => Some("acquire a sandbox, or attach to one that lives"),
             Self::Suspended { .. } => Some("resume the sandbox first"),
             Self::Timeout { .. } => Some("try again, or allow more time"),
             Self::Step { .. } => Some("`warren doctor` shows what this host lacks"),

@@ -1,0 +1,802 @@
+//! The task that keeps one sandbox: it alone makes it, suspends, resumes and destroys it, and moves
+//! its sessions from state to state, one request after the other.
+//!
+//! So calls that contradict each other take effect in one order, and a caller that gives up leaves
+//! no work half done. Each step is written to the store before the kernel is touched.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, timeout};
+use tracing::{debug, warn};
+
+use super::Inner;
+use super::registry::{Entry, Life};
+use super::selection::sandbox_lacks;
+use super::session::{Held, Move, Next, admit};
+use crate::store::{Change, Phase, SandboxRecord};
+use crate::{
+    CreateOptions, RequiredCapabilities, Result, Sandbox, SandboxError, SandboxId, SandboxSession,
+    SandboxSpec, SessionState,
+};
+
+/// How many requests may wait for one sandbox.
+pub(super) const MAILBOX: usize = 256;
+/// How long a sandbox may take to stop or to go on.
+const TURN_TIME: Duration = Duration::from_secs(30);
+/// How long its destruction may take before it is tried anew.
+const END_TIME: Duration = Duration::from_secs(60);
+/// How long it may take to tell whether it is alive.
+const ANSWER_TIME: Duration = Duration::from_secs(5);
+
+pub(super) type Reply<T> = oneshot::Sender<Result<T>>;
+
+/// What is asked of a sandbox.
+#[derive(Debug)]
+pub(super) enum Request {
+    /// Begin a session, or go on with one that rests.
+    Join { client: String, join: Join, fresh: bool, reply: Reply<Joined> },
+    /// Make a warm sandbox that was set aside for this client the client's.
+    Claim {
+        spec: Arc<SandboxSpec>,
+        client: String,
+        required: RequiredCapabilities,
+        reply: Reply<Claimed>,
+    },
+    /// Move a session.
+    Move { session_id: String, wanted: Wanted, reply: Reply<SandboxSession> },
+    /// Become the default sandbox.
+    MakeDefault { reply: Reply<()> },
+    /// End what timed out, and do what could not be done before.
+    Tend { reply: oneshot::Sender<u64> },
+    /// Write what changed without having been written.
+    Flush { reply: oneshot::Sender<()> },
+    /// End with every session.
+    Discard { reply: Reply<()> },
+    /// Take a session back that nobody received.
+    Abandon { session_id: String, undo: Wanted },
+}
+
+/// Which session a client joins with.
+#[derive(Debug)]
+pub(super) enum Join {
+    /// One that rests, or else a new one.
+    Any,
+    /// This one, if it is still kept for the client.
+    Kept(String),
+}
+
+/// What is asked of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wanted {
+    Detach,
+    Keep,
+    Suspend,
+    Resume,
+    End,
+}
+
+impl Wanted {
+    fn verb(self) -> &'static str {
+        match self {
+            Self::Detach => "detach",
+            Self::Keep => "keep alive",
+            Self::Suspend => "suspend",
+            Self::Resume => "resume",
+            Self::End => "end",
+        }
+    }
+}
+
+/// A session that was given out.
+#[derive(Debug)]
+pub(super) struct Joined {
+    pub(super) session: SandboxSession,
+    pub(super) handle: Arc<dyn Sandbox>,
+    pub(super) promise: Promise,
+}
+
+/// Takes a session back, unless it has reached its client.
+#[derive(Debug)]
+pub(super) struct Promise {
+    mailbox: mpsc::Sender<Request>,
+    session_id: String,
+    undo: Option<Wanted>,
+}
+
+impl Promise {
+    /// Notes that the client has it.
+    pub(super) fn keep(mut self) {
+        self.undo = None;
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        if let Some(undo) = self.undo {
+            let session_id = std::mem::take(&mut self.session_id);
+            // Should there be no room, the session still ends when it times out.
+            let _ = self.mailbox.try_send(Request::Abandon { session_id, undo });
+        }
+    }
+}
+
+/// What became of a claim.
+#[derive(Debug)]
+pub(super) enum Claimed {
+    Taken(Box<Joined>),
+    /// The sandbox cannot be what the spec asks for, and stays warm.
+    Unfit,
+    /// It broke, or lacks this, and is gone.
+    Lost(Vec<String>),
+}
+
+/// A sandbox to be made.
+#[derive(Debug)]
+pub(super) struct Birth {
+    pub(super) spec: Arc<SandboxSpec>,
+    pub(super) options: CreateOptions,
+    /// Who waits for it; nobody for a warm one.
+    pub(super) parent: Option<Parent>,
+    /// Whose place it takes, and tells when that is gone.
+    pub(super) after: Option<oneshot::Receiver<Result<()>>>,
+}
+
+/// Who waits for a sandbox.
+#[derive(Debug)]
+pub(super) struct Parent {
+    pub(super) client: String,
+    pub(super) required: RequiredCapabilities,
+    pub(super) reply: Reply<Joined>,
+}
+
+/// Keeps one sandbox.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    inner: Arc<Inner>,
+    id: SandboxId,
+    backend: usize,
+    handle: Option<Arc<dyn Sandbox>>,
+    mailbox: mpsc::Receiver<Request>,
+    gone: bool,
+}
+
+impl Keeper {
+    pub(super) fn new(
+        inner: Arc<Inner>,
+        id: SandboxId,
+        backend: usize,
+        handle: Option<Arc<dyn Sandbox>>,
+        mailbox: mpsc::Receiver<Request>,
+    ) -> Self {
+        Self { inner, id, backend, handle, mailbox, gone: false }
+    }
+
+    /// Makes the sandbox if it is to be made, then serves requests until it is gone.
+    pub(super) async fn run(mut self, birth: Option<Birth>) {
+        if let Some(birth) = birth {
+            self.be_born(birth).await;
+        }
+        let stop = self.inner.stop.clone();
+        while !self.gone {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                request = self.mailbox.recv() => match request {
+                    Some(request) => self.serve(request).await,
+                    None => break,
+                },
+            }
+        }
+        // Whoever still waits finds out by the closed mailbox, and looks again.
+    }
+
+    /// Serves one request. The asker may have hung up meanwhile; what was done stands.
+    async fn serve(&mut self, request: Request) {
+        match request {
+            Request::Join { client, join, fresh, reply } => {
+                let _ = reply.send(self.join(&client, join, fresh).await);
+            }
+            Request::Claim { spec, client, required, reply } => {
+                let claimed = match reply.is_closed() {
+                    true => self.put_back().await.map(|()| Claimed::Unfit),
+                    false => self.claim(spec, &client, &required).await,
+                };
+                let _ = reply.send(claimed);
+            }
+            Request::Move { session_id, wanted, reply } => {
+                let _ = reply.send(self.move_session(&session_id, wanted).await);
+            }
+            Request::MakeDefault { reply } => drop(reply.send(self.make_default().await)),
+            Request::Tend { reply } => drop(reply.send(self.tend().await)),
+            Request::Flush { reply } => drop(reply.send(self.flush().await)),
+            Request::Discard { reply } => drop(reply.send(self.destroy(Vec::new(), false).await)),
+            Request::Abandon { session_id, undo } => {
+                debug!(%session_id, ?undo, "took back a session that nobody received");
+                let _ = self.move_session(&session_id, undo).await;
+            }
+        }
+    }
+
+    /// Makes the sandbox, or gives its place back.
+    async fn be_born(&mut self, birth: Birth) {
+        let Birth { spec, options, parent, after } = birth;
+        let made = self.make(&spec, &options, after).await;
+        let is_warm = parent.is_none();
+        let born = match (made, parent) {
+            (Ok(()), Some(Parent { client, required, reply })) => {
+                let born = self.hand_over(&client, &required).await;
+                let failed = born.is_err();
+                let _ = reply.send(born);
+                !failed
+            }
+            (Ok(()), None) => self.become_warm().await,
+            (Err(error), parent) => {
+                warn!(sandbox = %self.id, %error, "a sandbox could not be made");
+                if let Some(parent) = parent {
+                    let _ = parent.reply.send(Err(error));
+                }
+                false
+            }
+        };
+        if is_warm {
+            self.inner.pool_made(born);
+        }
+    }
+
+    /// Lets the backend make the sandbox within its time, or leaves nothing on the host.
+    async fn make(
+        &mut self,
+        spec: &SandboxSpec,
+        options: &CreateOptions,
+        after: Option<oneshot::Receiver<Result<()>>>,
+    ) -> Result<()> {
+        if let Some(after) = after {
+            let gone = after.await.unwrap_or(Err(SandboxError::ShuttingDown));
+            if let Err(error) = gone {
+                self.leave();
+                return Err(error);
+            }
+        }
+        let record = self.record(Phase::Creating);
+        if let Err(error) = self.inner.persist(record.map(Change::PutSandbox).into_iter()).await {
+            self.leave();
+            return Err(error);
+        }
+        let backend = Arc::clone(self.inner.backend(self.backend));
+        let began = Instant::now();
+        let creation = backend.create_sandbox_with(spec, options);
+        let made = timeout(spec.creation_timeout, creation).await.unwrap_or_else(|_| {
+            let what = "creating the sandbox".to_owned();
+            Err(SandboxError::Timeout { what, after: spec.creation_timeout })
+        });
+        match made {
+            Ok(handle) => {
+                self.handle = Some(Arc::from(handle));
+                self.settle_id(options.id.is_some(), began.elapsed()).await
+            }
+            Err(error) => {
+                self.inner.forget_probe(self.backend).await;
+                match (&options.id, &error) {
+                    // What is there under this id is another's.
+                    (_, SandboxError::AlreadyExists { .. }) | (None, _) => {
+                        self.inner.persist_or_owe(vec![Change::DropSandbox(self.id.clone())]).await;
+                        self.leave();
+                    }
+                    (Some(_), _) => drop(self.destroy(Vec::new(), false).await),
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes note of what was made, under the id that the backend gave it.
+    async fn settle_id(&mut self, chosen: bool, took: Duration) -> Result<()> {
+        let made = self.handle.as_ref().map(|handle| handle.id().clone());
+        let made = made.unwrap_or_else(|| self.id.clone());
+        let clash = {
+            let mut registry = self.inner.registry();
+            registry.ledger.created += 1;
+            registry.ledger.creation_time += took;
+            let clash = made != self.id && (chosen || registry.sandboxes.contains_key(&made));
+            if !clash && let Some(mut entry) = registry.sandboxes.remove(&self.id) {
+                entry.handle.clone_from(&self.handle);
+                registry.sandboxes.insert(made.clone(), entry);
+            }
+            clash
+        };
+        if clash {
+            let message = format!("the backend made `{made}` where `{}` was asked for", self.id);
+            let _ = self.destroy(Vec::new(), false).await;
+            return Err(SandboxError::Internal { message });
+        }
+        self.id = made;
+        Ok(())
+    }
+
+    /// Gives what was just made to its client, if it has what the client needs.
+    async fn hand_over(&mut self, client: &str, required: &RequiredCapabilities) -> Result<Joined> {
+        let handle = self.handle()?;
+        let lacks = sandbox_lacks(handle.capabilities(), required);
+        if !lacks.is_empty() {
+            let _ = self.destroy(Vec::new(), false).await;
+            let missing = vec![format!("a new sandbox: {}", lacks.join(", "))];
+            return Err(SandboxError::NoMatch { missing });
+        }
+        match self.begin(client, handle).await {
+            Ok(joined) => Ok(joined),
+            Err(error) => {
+                let _ = self.destroy(Vec::new(), false).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Begins the first session on a sandbox that has become a client's.
+    async fn begin(&mut self, client: &str, handle: Arc<dyn Sandbox>) -> Result<Joined> {
+        let held = self.new_session(client);
+        let record = self.record(Phase::Running).map(Change::PutSandbox);
+        let session = Change::PutSession(held.record());
+        self.inner.persist(record.into_iter().chain([session])).await?;
+        let mut registry = self.inner.registry();
+        if let Some(entry) = registry.sandboxes.get_mut(&self.id) {
+            entry.life = Life::Running;
+            entry.set_aside = false;
+        }
+        registry.put_session(held.clone());
+        let mailbox = registry.sandboxes.get(&self.id).map(|entry| entry.mailbox.clone());
+        drop(registry);
+        let mailbox = mailbox.ok_or_else(|| self.lost())?;
+        Ok(joined(held, handle, mailbox, Wanted::End))
+    }
+
+    async fn become_warm(&mut self) -> bool {
+        let record = self.record(Phase::Running).map(Change::PutSandbox);
+        if let Err(error) = self.inner.persist(record.into_iter()).await {
+            warn!(sandbox = %self.id, %error, "a warm sandbox could not be recorded");
+            let _ = self.destroy(Vec::new(), false).await;
+            return false;
+        }
+        self.update(|entry| {
+            entry.life = Life::Running;
+            entry.since = Instant::now();
+        });
+        true
+    }
+
+    /// Binds the caller's spec to a warm sandbox that was set aside for it.
+    async fn claim(
+        &mut self,
+        spec: Arc<SandboxSpec>,
+        client: &str,
+        required: &RequiredCapabilities,
+    ) -> Result<Claimed> {
+        let handle = self.handle()?;
+        let record = self.record(Phase::Creating);
+        let record = record.map(|record| SandboxRecord { spec: (*spec).clone(), ..record });
+        if let Err(error) = self.inner.persist(record.map(Change::PutSandbox).into_iter()).await {
+            let _ = self.put_back().await;
+            return Err(error);
+        }
+        let claimed = match timeout(spec.creation_timeout, handle.claim(&spec)).await {
+            Ok(Ok(Some(claimed))) if *claimed.id() == self.id => claimed,
+            Ok(Ok(None)) => return self.put_back().await.map(|()| Claimed::Unfit),
+            other => {
+                warn!(sandbox = %self.id, outcome = ?other.map(drop), "a warm sandbox broke");
+                let _ = self.destroy(Vec::new(), false).await;
+                return Ok(Claimed::Lost(Vec::new()));
+            }
+        };
+        self.handle = Some(Arc::clone(&claimed));
+        self.update(|entry| {
+            entry.handle = Some(Arc::clone(&claimed));
+            entry.spec = spec;
+        });
+        let lacks = sandbox_lacks(claimed.capabilities(), required);
+        if !lacks.is_empty() {
+            let _ = self.destroy(Vec::new(), false).await;
+            return Ok(Claimed::Lost(vec![format!("a warm sandbox: {}", lacks.join(", "))]));
+        }
+        match self.begin(client, claimed).await {
+            Ok(joined) => {
+                self.inner.registry().ledger.hits += 1;
+                Ok(Claimed::Taken(Box::new(joined)))
+            }
+            Err(error) => {
+                let _ = self.destroy(Vec::new(), false).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes a sandbox that was set aside warm again; it is as it was.
+    async fn put_back(&mut self) -> Result<()> {
+        self.update(|entry| {
+            entry.life = Life::Running;
+            entry.owner = None;
+            entry.set_aside = false;
+        });
+        let record = self.record(Phase::Running).map(Change::PutSandbox);
+        if self.inner.persist(record.into_iter()).await.is_err() {
+            self.update(|entry| entry.dirty = true);
+        }
+        Ok(())
+    }
+
+    /// Lets the owner in.
+    async fn join(&mut self, client: &str, join: Join, fresh: bool) -> Result<Joined> {
+        let handle = self.handle()?;
+        if !self.is_alive(&handle).await {
+            let _ = self.destroy(Vec::new(), false).await;
+            return Err(self.lost());
+        }
+        let (chosen, undo, mut moved, wakes, mailbox) = {
+            let registry = self.inner.registry();
+            let entry = registry.sandboxes.get(&self.id);
+            let entry = entry.filter(|entry| entry.lives() && entry.belongs_to(client));
+            let entry = entry.ok_or_else(|| self.lost())?;
+            if fresh && entry.used {
+                let missing = vec![format!("sandbox `{}`: it is not fresh", self.id)];
+                return Err(SandboxError::NoMatch { missing });
+            }
+            let resting = match &join {
+                Join::Kept(id) => {
+                    let kept = registry.sessions.get(id).filter(|held| {
+                        held.kept
+                            && held.shown.state == SessionState::Detached
+                            && held.shown.sandbox_id == self.id
+                    });
+                    Some(kept.ok_or_else(|| self.lost())?)
+                }
+                Join::Any => {
+                    let in_state = |state| {
+                        let there = registry.sessions_on(&self.id);
+                        there.filter(|held| held.shown.state == state).last()
+                    };
+                    in_state(SessionState::Suspended).or(in_state(SessionState::Detached))
+                }
+            };
+            let (chosen, undo) = match resting {
+                Some(held) => {
+                    let undo = if held.kept { Wanted::Keep } else { Wanted::Detach };
+                    (held.moved(SessionState::Active, false), undo)
+                }
+                None => (self.new_session(client), Wanted::End),
+            };
+            let wakes = entry.life == Life::Suspended;
+            let moved = if wakes { self.woken(registry.sessions_on(&self.id)) } else { Vec::new() };
+            (chosen, undo, moved, wakes, entry.mailbox.clone())
+        };
+        moved.retain(|held| held.shown.session_id != chosen.shown.session_id);
+        moved.push(chosen.clone());
+        self.transition(moved, wakes.then_some(Life::Running)).await?;
+        Ok(joined(chosen, handle, mailbox, undo))
+    }
+
+    /// Returns the suspended ones among some sessions as they are when their sandbox goes on.
+    fn woken<'a>(&self, sessions: impl Iterator<Item = &'a Held>) -> Vec<Held> {
+        let suspended = sessions.filter(|held| held.shown.state == SessionState::Suspended);
+        suspended.map(|held| held.moved(SessionState::Active, false)).collect()
+    }
+
+    async fn move_session(&mut self, session_id: &str, wanted: Wanted) -> Result<SandboxSession> {
+        if wanted == Wanted::End {
+            return self.end_session(session_id).await;
+        }
+        let (moved, life) = {
+            let registry = self.inner.registry();
+            let Some(held) = registry.sessions.get(session_id) else {
+                return Err(SandboxError::SessionEnded { id: session_id.to_owned() });
+            };
+            let asked = match wanted {
+                Wanted::Detach | Wanted::Keep => Move::Detach,
+                Wanted::Suspend => Move::Suspend,
+                Wanted::Resume => Move::Activate,
+                Wanted::End => Move::Terminate,
+            };
+            let refused = |reason: String| SandboxError::Conflict {
+                action: format!("{} session `{session_id}`", wanted.verb()),
+                reason,
+            };
+            let state = held.shown.state;
+            let next = admit(state, asked).ok_or_else(|| refused(format!("it is {state:?}")))?;
+            let life = registry.sandboxes.get(&self.id).map(|entry| entry.life);
+            match next {
+                Next::Stay if wanted == Wanted::Keep && !held.kept => (vec![held.kept()], None),
+                Next::Stay => return Ok(held.shown.clone()),
+                Next::Move(SessionState::Suspended) => {
+                    let active = |other: &&Held| {
+                        other.shown.state == SessionState::Active
+                            && other.shown.session_id != session_id
+                    };
+                    if let Some(other) = registry.sessions_on(&self.id).find(active) {
+                        let other = &other.shown.session_id;
+                        return Err(refused(format!("session `{other}` is active on its sandbox")));
+                    }
+                    let stops = life == Some(Life::Running);
+                    let moved = held.moved(SessionState::Suspended, held.kept);
+                    (vec![moved], stops.then_some(Life::Suspended))
+                }
+                Next::Move(SessionState::Active) if life == Some(Life::Suspended) => {
+                    let mut moved = self.woken(registry.sessions_on(&self.id));
+                    moved.retain(|other| other.shown.session_id != session_id);
+                    moved.push(held.moved(SessionState::Active, false));
+                    (moved, Some(Life::Running))
+                }
+                Next::Move(state) => (vec![held.moved(state, wanted == Wanted::Keep)], None),
+            }
+        };
+        // The session that was asked for is the last, or the only one.
+        let shown = moved.last().map(|held| held.shown.clone());
+        self.transition(moved, life).await?;
+        shown.ok_or_else(|| self.lost())
+    }
+
+    /// Writes what sessions and sandbox become, makes the kernel follow, then lets it be seen.
+    async fn transition(&mut self, sessions: Vec<Held>, life: Option<Life>) -> Result<()> {
+        let phase = match life {
+            Some(Life::Suspended) => Phase::Suspended,
+            Some(Life::Running | Life::Creating | Life::Ending) | None => Phase::Running,
+        };
+        let record = life.and_then(|_| self.record(phase)).map(Change::PutSandbox);
+        let records = sessions.iter().map(|held| Change::PutSession(held.record()));
+        let changes: Vec<_> = records.chain(record).collect();
+        self.inner.persist(changes.into_iter()).await?;
+        if let Some(life) = life {
+            let handle = self.handle()?;
+            let turned = match life {
+                Life::Suspended => {
+                    // First of all: no command may begin in a sandbox that is about to stop.
+                    self.update(|entry| entry.life = Life::Suspended);
+                    timeout(TURN_TIME, handle.suspend()).await
+                }
+                Life::Running | Life::Creating | Life::Ending => {
+                    timeout(TURN_TIME, handle.resume()).await
+                }
+            };
+            let turned = turned.unwrap_or_else(|_| {
+                let what = "stopping the sandbox or letting it go on".to_owned();
+                Err(SandboxError::Timeout { what, after: TURN_TIME })
+            });
+            if let Err(error) = turned {
+                self.take_back(&sessions, life);
+                return Err(error);
+            }
+            self.update(|entry| entry.life = life);
+        }
+        let mut registry = self.inner.registry();
+        for mut held in sessions {
+            held.dirty = false;
+            registry.put_session(held);
+        }
+        Ok(())
+    }
+
+    /// Undoes a turn that the kernel refused. The store follows with the next tend.
+    fn take_back(&self, sessions: &[Held], life: Life) {
+        let mut registry = self.inner.registry();
+        if let Some(entry) = registry.sandboxes.get_mut(&self.id) {
+            entry.life = if life == Life::Suspended { Life::Running } else { Life::Suspended };
+            entry.dirty = true;
+        }
+        for held in sessions {
+            let id = &held.shown.session_id;
+            match registry.sessions.get_mut(id) {
+                Some(held) => held.dirty = true,
+                None => registry.owed.push(Change::DropSession(id.clone())),
+            }
+        }
+    }
+
+    /// Ends a session, and the sandbox with the last one.
+    async fn end_session(&mut self, session_id: &str) -> Result<SandboxSession> {
+        let (ended, is_last) = {
+            let mut registry = self.inner.registry();
+            let Some(ended) = registry.end_session(session_id) else {
+                // Somebody came first, which is what was asked for.
+                let id = session_id.to_owned();
+                return Err(SandboxError::SessionEnded { id });
+            };
+            let entry = registry.sandboxes.get(&self.id);
+            (ended, entry.is_some_and(|entry| entry.sessions.is_empty()))
+        };
+        let dropped = vec![Change::DropSession(session_id.to_owned())];
+        if is_last {
+            self.destroy(dropped, false).await?;
+        } else {
+            self.inner.persist_or_owe(dropped).await;
+        }
+        Ok(ended.moved(SessionState::Terminated, false).shown)
+    }
+
+    async fn make_default(&mut self) -> Result<()> {
+        let _turn = self.inner.default_turn.lock().await;
+        let lives = self.inner.registry().sandboxes.get(&self.id).is_some_and(Entry::lives);
+        if !lives {
+            return Err(self.lost());
+        }
+        self.inner.persist([Change::SetDefault(Some(self.id.clone()))].into_iter()).await?;
+        self.inner.registry().default = Some(self.id.clone());
+        Ok(())
+    }
+
+    /// Ends what timed out and returns how many sessions that were; ends a sandbox that died; tries
+    /// again what failed; writes what changed without having been written.
+    async fn tend(&mut self) -> u64 {
+        let life = self.inner.registry().sandboxes.get(&self.id).map(|entry| entry.life);
+        if life == Some(Life::Ending) {
+            let _ = self.destroy(Vec::new(), false).await;
+            return 0;
+        }
+        if let Some(handle) = self.handle.clone()
+            && !self.is_alive(&handle).await
+        {
+            warn!(sandbox = %self.id, "a sandbox died");
+            let _ = self.destroy(Vec::new(), false).await;
+            return 0;
+        }
+        let (ended, is_last) = {
+            let mut registry = self.inner.registry();
+            let now = Instant::now();
+            let expired: Vec<_> = registry
+                .sessions_on(&self.id)
+                .filter(|held| held.is_expired(now))
+                .map(|held| held.shown.session_id.clone())
+                .collect();
+            // Found and ended under one lock: whoever touches a session comes before or too late.
+            for id in &expired {
+                registry.end_session(id);
+            }
+            let entry = registry.sandboxes.get(&self.id);
+            let is_last = entry.is_some_and(|entry| entry.sessions.is_empty());
+            (expired, is_last)
+        };
+        let count = ended.len() as u64;
+        let dropped: Vec<_> = ended.into_iter().map(Change::DropSession).collect();
+        if count > 0 && is_last {
+            let _ = self.destroy(dropped, true).await;
+        } else if count > 0 {
+            self.inner.persist_or_owe(dropped).await;
+        }
+        if !self.gone {
+            self.flush().await;
+        }
+        count
+    }
+
+    /// Writes what changed without having been written.
+    async fn flush(&mut self) {
+        if !self.inner.is_durable() {
+            return;
+        }
+        let (changes, ids) = {
+            let registry = self.inner.registry();
+            let dirty: Vec<_> = registry.sessions_on(&self.id).filter(|held| held.dirty).collect();
+            let sandbox = registry.sandboxes.get(&self.id).filter(|entry| entry.dirty);
+            let sandbox = sandbox.map(|entry| {
+                let suspended = entry.life == Life::Suspended;
+                let phase = if suspended { Phase::Suspended } else { Phase::Running };
+                Change::PutSandbox(entry.record(&self.id, self.inner.name(self.backend), phase))
+            });
+            let sessions = dirty.iter().map(|held| Change::PutSession(held.record()));
+            let ids: Vec<_> = dirty.iter().map(|held| held.shown.session_id.clone()).collect();
+            (sessions.chain(sandbox).collect::<Vec<_>>(), ids)
+        };
+        if changes.is_empty() || self.inner.persist(changes.into_iter()).await.is_err() {
+            return;
+        }
+        let mut registry = self.inner.registry();
+        if let Some(entry) = registry.sandboxes.get_mut(&self.id) {
+            entry.dirty = false;
+        }
+        for id in ids {
+            if let Some(held) = registry.sessions.get_mut(&id) {
+                held.dirty = false;
+            }
+        }
+    }
+
+    /// Destroys the sandbox with every session it has, and forgets it. What fails keeps its place
+    /// and is tried again by the next tend.
+    async fn destroy(&mut self, mut changes: Vec<Change>, timed_out: bool) -> Result<()> {
+        {
+            let _turn = self.inner.default_turn.lock().await;
+            {
+                let mut registry = self.inner.registry();
+                let Some(entry) = registry.sandboxes.get_mut(&self.id) else {
+                    self.gone = true;
+                    return Ok(());
+                };
+                entry.life = Life::Ending;
+                entry.timed_out |= timed_out;
+                for id in entry.sessions.clone() {
+                    registry.end_session(&id);
+                    changes.push(Change::DropSession(id));
+                }
+                if registry.default.as_ref() == Some(&self.id) {
+                    registry.default = None;
+                    changes.push(Change::SetDefault(None));
+                }
+            }
+            changes.extend(self.record(Phase::Destroying).map(Change::PutSandbox));
+            self.inner.persist_or_owe(changes).await;
+        }
+        let backend = Arc::clone(self.inner.backend(self.backend));
+        let ended = match &self.handle {
+            Some(handle) => timeout(END_TIME, handle.destroy()).await,
+            None => timeout(END_TIME, backend.reclaim(&self.id)).await,
+        };
+        let ended = ended.unwrap_or_else(|_| {
+            let what = "destroying the sandbox".to_owned();
+            Err(SandboxError::Timeout { what, after: END_TIME })
+        });
+        if let Err(error) = ended {
+            warn!(sandbox = %self.id, %error, "a sandbox could not be destroyed yet");
+            self.update(|entry| entry.ceded = false);
+            return Err(error);
+        }
+        self.inner.persist_or_owe(vec![Change::DropSandbox(self.id.clone())]).await;
+        self.leave();
+        Ok(())
+    }
+
+    /// Gives the sandbox's place back.
+    fn leave(&mut self) {
+        let mut registry = self.inner.registry();
+        if let Some(entry) = registry.sandboxes.remove(&self.id)
+            && entry.timed_out
+        {
+            registry.ledger.timeout_destroys += 1;
+        }
+        drop(registry);
+        self.gone = true;
+        self.inner.pool_kick.notify_one();
+    }
+
+    async fn is_alive(&self, handle: &Arc<dyn Sandbox>) -> bool {
+        // One that does not answer in time is not known to be dead.
+        timeout(ANSWER_TIME, handle.is_alive()).await.unwrap_or(true)
+    }
+
+    fn new_session(&self, client: &str) -> Held {
+        let mut session = SandboxSession::new(self.id.clone(), client);
+        session.timeouts = self.inner.config.default_timeouts.clone();
+        Held::new(session)
+    }
+
+    fn handle(&self) -> Result<Arc<dyn Sandbox>> {
+        self.handle.clone().ok_or_else(|| self.lost())
+    }
+
+    fn lost(&self) -> SandboxError {
+        SandboxError::NotFound { what: "sandbox", id: self.id.to_string() }
+    }
+
+    /// Returns its record, if there is a store to write it to.
+    fn record(&self, phase: Phase) -> Option<SandboxRecord> {
+        if !self.inner.is_durable() {
+            return None;
+        }
+        let registry = self.inner.registry();
+        let entry = registry.sandboxes.get(&self.id)?;
+        Some(entry.record(&self.id, self.inner.name(self.backend), phase))
+    }
+
+    fn update(&self, change: impl FnOnce(&mut Entry)) {
+        if let Some(entry) = self.inner.registry().sandboxes.get_mut(&self.id) {
+            change(entry);
+        }
+    }
+}
+
+fn joined(
+    held: Held,
+    handle: Arc<dyn Sandbox>,
+    mailbox: mpsc::Sender<Request>,
+    undo: Wanted,
+) -> Joined {
+    let session_id = held.shown.session_id.clone();
+    let promise = Promise { mailbox, session_id, undo: Some(undo) };
+    Joined { session: held.shown, handle, promise }
+}

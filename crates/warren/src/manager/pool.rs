@@ -1,0 +1,137 @@
+//! Pristine warm sandboxes, made ahead of their callers.
+//!
+//! Nothing here is called by a caller: the pool looks after itself when a sandbox was claimed, made
+//! or lost, when one grew too old, and when it is time to try again after a failure.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::Inner;
+use super::keeper::Request;
+use super::registry::{Entry, Life, Place};
+use crate::SandboxSpec;
+
+/// How many warm sandboxes are made at once.
+const AT_ONCE: usize = 4;
+const FIRST_RETRY: Duration = Duration::from_millis(100);
+const LAST_RETRY: Duration = Duration::from_secs(30);
+
+/// When the pool may try again after failures.
+#[derive(Debug, Default)]
+pub(super) struct Backoff {
+    failures: u32,
+    until: Option<Instant>,
+}
+
+impl Backoff {
+    fn note(&mut self, made: bool) {
+        if made {
+            *self = Self::default();
+            return;
+        }
+        let delay = FIRST_RETRY.saturating_mul(1 << self.failures.min(16)).min(LAST_RETRY);
+        self.failures = self.failures.saturating_add(1);
+        self.until = Some(Instant::now() + delay);
+    }
+}
+
+impl Inner {
+    /// Keeps the pool filled until the manager stops.
+    pub(super) async fn keep_pool(self: Arc<Self>) {
+        loop {
+            self.retire_old();
+            let retry = self.backoff().until;
+            if retry.is_none_or(|retry| Instant::now() >= retry) {
+                self.fill_pool().await;
+            }
+            let retry = self.backoff().until.filter(|retry| *retry > Instant::now());
+            let wake = [retry, self.next_retirement()].into_iter().flatten().min();
+            let wait = async {
+                match wake {
+                    Some(wake) => tokio::time::sleep_until(wake).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = self.stop.cancelled() => return,
+                () = self.pool_kick.notified() => {}
+                () = wait => {}
+            }
+        }
+    }
+
+    /// Takes note that a warm sandbox was made, or was not.
+    pub(super) fn pool_made(&self, made: bool) {
+        self.backoff().note(made);
+        self.pool_kick.notify_one();
+    }
+
+    /// Begins to make what is missing, as far as there is room.
+    async fn fill_pool(self: &Arc<Self>) {
+        for profile in &self.config.pool.warm_profiles {
+            if self.missing(profile) == 0 {
+                continue;
+            }
+            let spec = SandboxSpec { profile: profile.clone(), ..SandboxSpec::default() };
+            let spec = Arc::new(spec);
+            let fitting = match self.choose(&spec, None).await {
+                Ok(fitting) => fitting,
+                Err(error) => {
+                    warn!(%profile, %error, "no backend can keep this profile warm");
+                    self.backoff().note(false);
+                    continue;
+                }
+            };
+            while self.missing(profile) > 0 {
+                let taken = fitting.iter().any(|backend| {
+                    matches!(self.conceive(backend, &spec, None, None, false), Ok(Place::Taken))
+                });
+                if !taken {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Returns how many of a profile are to be begun now.
+    fn missing(&self, profile: &str) -> usize {
+        let pool = &self.config.pool;
+        let registry = self.registry();
+        // One that is set aside for a claim may come back, should it not be what is asked for.
+        let is_ours = |entry: &&Entry| entry.owner.is_none() || entry.set_aside;
+        let warm: Vec<_> = registry.sandboxes.values().filter(is_ours).collect();
+        let ready = |entry: &&&Entry| entry.life != Life::Ending;
+        let of_profile = warm.iter().filter(ready).filter(|entry| entry.spec.profile == profile);
+        let making = |entry: &&&Entry| entry.life == Life::Creating && !entry.set_aside;
+        let making = warm.iter().filter(making).count();
+        // One that ends is counted until it has: there are never more than `max_warm`.
+        let room = (pool.max_warm as usize).saturating_sub(warm.len());
+        let missing = (pool.min_warm as usize).saturating_sub(of_profile.count());
+        missing.min(room).min(AT_ONCE.saturating_sub(making))
+    }
+
+    /// Ends warm sandboxes that grew too old; the pool is then filled anew.
+    fn retire_old(&self) {
+        let now = Instant::now();
+        let mut registry = self.registry();
+        for entry in registry.sandboxes.values_mut().filter(|entry| entry.is_warm()) {
+            if now.saturating_duration_since(entry.since) >= self.config.pool.warm_ttl {
+                let (reply, _) = oneshot::channel();
+                if entry.mailbox.try_send(Request::Discard { reply }).is_ok() {
+                    entry.life = Life::Ending;
+                }
+            }
+        }
+    }
+
+    fn next_retirement(&self) -> Option<Instant> {
+        let registry = self.registry();
+        let warm = registry.sandboxes.values().filter(|entry| entry.is_warm());
+        let oldest = warm.map(|entry| entry.since).min()?;
+        oldest.checked_add(self.config.pool.warm_ttl)
+    }
+}

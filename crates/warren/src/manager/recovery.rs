@@ -1,0 +1,184 @@
+//! What a manager does with the records of the one before it: takes over what still runs, finishes
+//! what was half-made or half-destroyed, and removes what belongs to nobody.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use super::Inner;
+use super::registry::{Entry, Life};
+use super::session::Held;
+use crate::store::{Change, Phase, SandboxRecord, SessionRecord};
+use crate::{Result, Sandbox, SandboxError, SandboxId, SessionState};
+
+/// What became of a record.
+enum Fate {
+    /// It runs, and is kept.
+    Adopted(Arc<dyn Sandbox>),
+    /// Nothing of it is left.
+    Gone,
+    /// Its backend is missing or does not answer, so its record stays as it is.
+    Unreachable,
+}
+
+impl Inner {
+    /// Makes the registry what the store says, and the host what the registry says.
+    pub(super) async fn recover(self: &Arc<Self>) -> Result<()> {
+        let Some(store) = &self.store else { return Ok(()) };
+        let image = store.load().await?;
+        let mut sessions: BTreeMap<SandboxId, Vec<SessionRecord>> = BTreeMap::new();
+        for record in image.sessions {
+            sessions.entry(record.session.sandbox_id.clone()).or_default().push(record);
+        }
+        let mut dropped = Vec::new();
+        let mut spared = BTreeSet::new();
+        for record in image.sandboxes {
+            let id = record.id.clone();
+            let mut held = sessions.remove(&id).unwrap_or_default();
+            held.retain(|record| record.session.state != SessionState::Terminated);
+            match self.decide(&record, &held).await {
+                Fate::Adopted(handle) => {
+                    spared.insert(id);
+                    self.install(record, held, handle);
+                }
+                Fate::Gone => {
+                    let ids = held.into_iter().map(|record| record.session.session_id);
+                    dropped.extend(ids.map(Change::DropSession));
+                    dropped.push(Change::DropSandbox(id));
+                }
+                Fate::Unreachable => {
+                    spared.insert(id.clone());
+                    self.registry().unreachable.insert(id);
+                }
+            }
+        }
+        // Sessions on sandboxes that there is no record of.
+        let strays = sessions.into_values().flatten();
+        dropped.extend(strays.map(|record| Change::DropSession(record.session.session_id)));
+        if let Some(default) = image.default {
+            if spared.contains(&default) {
+                self.registry().default = Some(default);
+            } else {
+                dropped.push(Change::SetDefault(None));
+            }
+        }
+        self.persist(dropped.into_iter()).await?;
+        self.remove_strays(&spared).await;
+        info!(sandboxes = self.registry().sandboxes.len(), "took over");
+        Ok(())
+    }
+
+    async fn decide(&self, record: &SandboxRecord, sessions: &[SessionRecord]) -> Fate {
+        let backend = self.backends.iter().find(|backend| backend.name() == record.backend);
+        let Some(backend) = backend else {
+            warn!(sandbox = %record.id, backend = %record.backend, "its backend is not here");
+            return Fate::Unreachable;
+        };
+        let backend = backend.get();
+        let pool = &self.config.pool;
+        let wanted = match (record.phase, &record.owner) {
+            (Phase::Creating | Phase::Destroying, _) => false,
+            (Phase::Running | Phase::Suspended, Some(_)) => !sessions.is_empty(),
+            (Phase::Running | Phase::Suspended, None) => {
+                pool.enabled && pool.warm_profiles.contains(&record.spec.profile) && !record.used
+            }
+        };
+        let anchor = record.anchor.as_deref().filter(|_| wanted);
+        let outcome = match anchor {
+            Some(anchor) => match backend.adopt(&record.id, &record.spec, anchor).await {
+                Ok(Some(handle)) => settle(record.phase, Arc::from(handle)).await,
+                Ok(None) => Ok(None),
+                Err(error) => Err(error),
+            },
+            None => Ok(None),
+        };
+        // Half-made, half-destroyed, nobody's or gone: nothing of it may be left.
+        let outcome = match outcome {
+            Ok(None) => backend.reclaim(&record.id).await.map(|()| None),
+            other => other,
+        };
+        match outcome {
+            Ok(Some(handle)) => Fate::Adopted(handle),
+            Ok(None) => {
+                if wanted {
+                    warn!(sandbox = %record.id, "a sandbox did not outlive the restart");
+                }
+                Fate::Gone
+            }
+            Err(error) => {
+                warn!(sandbox = %record.id, %error, "a sandbox could not be taken over");
+                Fate::Unreachable
+            }
+        }
+    }
+
+    fn install(
+        self: &Arc<Self>,
+        record: SandboxRecord,
+        sessions: Vec<SessionRecord>,
+        handle: Arc<dyn Sandbox>,
+    ) {
+        let Some(backend) = self.backends.iter().position(|b| b.name() == record.backend) else {
+            return;
+        };
+        let (mailbox, inbox) = Self::mailbox();
+        let suspended = record.phase == Phase::Suspended;
+        let entry = Entry {
+            backend,
+            spec: Arc::new(record.spec),
+            life: if suspended { Life::Suspended } else { Life::Running },
+            owner: record.owner,
+            used: record.used,
+            handle: Some(Arc::clone(&handle)),
+            mailbox,
+            sessions: Vec::new(),
+            since: Instant::now(),
+            created_at: record.created_at,
+            set_aside: false,
+            ceded: false,
+            timed_out: false,
+            dirty: false,
+        };
+        {
+            let mut registry = self.registry();
+            registry.sandboxes.insert(record.id.clone(), entry);
+            for record in sessions {
+                registry.put_session(Held::from_record(record));
+            }
+        }
+        self.spawn_keeper(record.id, backend, Some(handle), inbox, None);
+    }
+
+    /// Removes what the host still has of sandboxes that there is no record of.
+    async fn remove_strays(&self, spared: &BTreeSet<SandboxId>) {
+        for backend in &self.backends {
+            let remains = backend.get().remains().await.unwrap_or_else(|error| {
+                warn!(backend = backend.name(), %error, "cannot tell what is left on the host");
+                Vec::new()
+            });
+            for id in remains.iter().filter(|id| !spared.contains(id)) {
+                info!(sandbox = %id, "removing what belongs to nobody");
+                if let Err(error) = backend.get().reclaim(id).await {
+                    warn!(sandbox = %id, %error, "could not be removed");
+                }
+            }
+        }
+    }
+}
+
+/// Finishes a turn that may have been written and not been made.
+async fn settle(
+    phase: Phase,
+    handle: Arc<dyn Sandbox>,
+) -> Result<Option<Arc<dyn Sandbox>>, SandboxError> {
+    if !handle.is_alive().await {
+        return Ok(None);
+    }
+    match phase {
+        Phase::Suspended => handle.suspend().await?,
+        Phase::Creating | Phase::Running | Phase::Destroying => handle.resume().await?,
+    }
+    Ok(Some(handle))
+}
