@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::{SandboxId, SandboxSession, SandboxSpec};
 
 pub mod memory;
+pub mod sqlite;
 
 /// Keeps the manager's records.
 #[async_trait]
