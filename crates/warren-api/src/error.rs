@@ -173,7 +173,7 @@ impl From<SandboxError> for ApiError {
             SandboxError::AlreadyExists { .. }
             | SandboxError::Suspended { .. }
             | SandboxError::Conflict { .. } => StatusCode::CONFLICT,
-            SandboxError::Ended { .. } => StatusCode::GONE,
+            SandboxError::Ended { .. } | SandboxError::SessionEnded { .. } => StatusCode::GONE,
             SandboxError::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             SandboxError::Timeout { .. } => StatusCode::GATEWAY_TIMEOUT,
             SandboxError::Capacity { retry_after: after, .. } => {
@@ -263,6 +263,7 @@ mod tests {
             (SandboxError::NotFound { what: "sandbox", id: text() }, 404, "not_found"),
             (SandboxError::AlreadyExists { what: "sandbox", id: text() }, 409, "already_exists"),
             (SandboxError::Ended { id: id() }, 410, "ended"),
+            (SandboxError::SessionEnded { id: text() }, 410, "session_ended"),
             (SandboxError::Suspended { id: id() }, 409, "suspended"),
             (SandboxError::Timeout { what: text(), after }, 504, "timeout"),
             (SandboxError::step("mount", "/x", source()), 500, "step_failed"),
