@@ -38,6 +38,45 @@ pub(crate) enum Action {
     /// A sandbox is made and each wall and limit is tried from inside. The exit code is 1 if no sandbox
     /// can be made here.
     Doctor(DoctorArgs),
+    /// Keep sandboxes for many clients: the daemon.
+    ///
+    /// It listens on a unix socket that its own user alone can use, or a group too, and on TCP when
+    /// asked, which then takes an API key. Settings come from a file, the environment and flags, the
+    /// latter winning; `warren config` shows them. On SIGTERM it ends and leaves the sandboxes running
+    /// for the next daemon.
+    Serve(ServeArgs),
+    /// Show the settings of the daemon and where each comes from.
+    Config(ConfigArgs),
+    /// Make, list and revoke the API keys that TCP takes.
+    #[command(subcommand)]
+    Key(KeyAction),
+    /// Make a sandbox and print its id.
+    Create(Box<CreateArgs>),
+    /// List the sandboxes.
+    Ls(LsArgs),
+    /// Show a sandbox with all that is known of it.
+    Show(TargetArgs),
+    /// Run a command in a sandbox and return its exit code.
+    ///
+    /// 124 is a timeout, 125 an error of Warren's, 126 a program that cannot be executed, 127 one that
+    /// does not exist, 2 bad usage.
+    Exec(ExecArgs),
+    /// Join a sandbox again, or one more time.
+    Attach(AttachArgs),
+    /// Leave a sandbox; its processes go on.
+    Detach(TargetArgs),
+    /// Stop every process of a sandbox.
+    Suspend(TargetArgs),
+    /// Let the processes of a sandbox continue.
+    Resume(TargetArgs),
+    /// End sandboxes.
+    Kill(KillArgs),
+    /// Show, set or unset the sandbox that `exec` uses when none is named.
+    Default(DefaultArgs),
+    /// Show how many sandboxes and sessions there are.
+    Stats(ClientArgs),
+    /// Follow what happens to sandboxes and sessions.
+    Events(EventsArgs),
     /// Print the completions of a shell.
     Completions(CompletionsArgs),
     /// Print the man page, or write all of them to a directory.
@@ -125,6 +164,297 @@ pub(crate) struct DoctorArgs {
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Settings that can be given as flags.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct SettingArgs {
+    /// Unix socket to listen on.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+    /// Address to listen on as well, as in 127.0.0.1:8080; needs an API key.
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) listen: Option<String>,
+    /// Settings file, in TOML.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Directory for what outlives the daemon.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) state_dir: Option<PathBuf>,
+    /// Group that may use the socket too.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) group: Option<String>,
+    /// How log lines are written: text or json.
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) log_format: Option<String>,
+    /// Backends to use, for tests.
+    #[arg(long, value_name = "NAMES", hide = true)]
+    pub(crate) backend: Option<String>,
+}
+
+/// How to serve.
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    pub(crate) settings: SettingArgs,
+    /// End all sandboxes when the daemon ends.
+    #[arg(long)]
+    pub(crate) stop_all: bool,
+}
+
+/// Which settings to show.
+#[derive(Debug, Args)]
+pub(crate) struct ConfigArgs {
+    #[command(flatten)]
+    pub(crate) settings: SettingArgs,
+    /// Print one JSON object for each setting.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What to do with API keys.
+#[derive(Debug, Subcommand)]
+pub(crate) enum KeyAction {
+    /// Make a key for a tenant and print it; it is shown this once.
+    Create(KeyCreateArgs),
+    /// List the keys, without what is secret.
+    Ls(KeyLsArgs),
+    /// Make a key worthless from the next request on.
+    Revoke(KeyRevokeArgs),
+}
+
+impl KeyAction {
+    pub(crate) fn is_json(&self) -> bool {
+        match self {
+            Self::Create(args) => args.place.json,
+            Self::Ls(args) => args.place.json,
+            Self::Revoke(args) => args.place.json,
+        }
+    }
+}
+
+/// Where the keys are.
+#[derive(Debug, Args)]
+pub(crate) struct KeyPlaceArgs {
+    /// Directory of the daemon's state.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) state_dir: Option<PathBuf>,
+    /// Settings file of the daemon.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Whom a key is for.
+#[derive(Debug, Args)]
+pub(crate) struct KeyCreateArgs {
+    #[command(flatten)]
+    pub(crate) place: KeyPlaceArgs,
+    /// Sandboxes that the tenant may have at once.
+    #[arg(long, value_name = "NUMBER", value_parser = units::count)]
+    pub(crate) max_sandboxes: Option<Cap<u32>>,
+    /// Memory that its sandboxes may use together.
+    #[arg(long, value_name = "SIZE", value_parser = units::size)]
+    pub(crate) max_memory: Option<Cap<u64>>,
+    /// Commands that it may run at once.
+    #[arg(long, value_name = "NUMBER", value_parser = units::count)]
+    pub(crate) max_execs: Option<Cap<u32>>,
+    /// The tenant.
+    pub(crate) tenant: String,
+}
+
+/// Which keys to list.
+#[derive(Debug, Args)]
+pub(crate) struct KeyLsArgs {
+    #[command(flatten)]
+    pub(crate) place: KeyPlaceArgs,
+}
+
+/// Which key to revoke.
+#[derive(Debug, Args)]
+pub(crate) struct KeyRevokeArgs {
+    #[command(flatten)]
+    pub(crate) place: KeyPlaceArgs,
+    /// The key's id, as `warren key ls` shows it.
+    pub(crate) id: String,
+}
+
+/// How to reach the daemon, and how to print what it says.
+#[derive(Debug, Args)]
+pub(crate) struct ClientArgs {
+    /// Unix socket of the daemon.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+    /// Name one of several clients of the same user.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) client: Option<String>,
+    /// Print the objects of the API, one a line.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What a new sandbox shall be.
+#[derive(Debug, Args)]
+pub(crate) struct CreateArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// Name to call it by.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Label to find it by.
+    #[arg(long, value_name = "KEY=VALUE", value_parser = units::variable)]
+    pub(crate) label: Vec<(String, String)>,
+    /// Profile to start from: default, strict or permissive.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) profile: Option<String>,
+    /// System call filter, if not the profile's own.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) seccomp: Option<String>,
+    /// Backend to use.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) backend: Option<String>,
+    /// Take a warm one, if there is one.
+    #[arg(long)]
+    pub(crate) pool: bool,
+    /// Take none that a command has run in.
+    #[arg(long)]
+    pub(crate) fresh: bool,
+    /// Do this once, however often it is repeated with the same key.
+    #[arg(long, value_name = "KEY")]
+    pub(crate) idempotency_key: Option<String>,
+
+    /// Show a path of the host, read-only, at the same place.
+    #[arg(long, value_name = "PATH", help_heading = "Files")]
+    pub(crate) ro: Vec<PathBuf>,
+    /// Show a path of the host, writable, at the same place.
+    #[arg(long, value_name = "PATH", help_heading = "Files")]
+    pub(crate) rw: Vec<PathBuf>,
+    /// Show a path of the host at another place.
+    #[arg(long, value_name = "SRC:DST[:ro]", value_parser = units::bind, help_heading = "Files")]
+    pub(crate) bind: Vec<BindMount>,
+    /// Directory to run in.
+    #[arg(long, value_name = "DIR", help_heading = "Files")]
+    pub(crate) workdir: Option<PathBuf>,
+    /// Set a variable of the commands' environment.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = units::variable)]
+    pub(crate) env: Vec<(String, String)>,
+
+    /// Memory of all processes together [default: 512M].
+    #[arg(long, value_name = "SIZE", value_parser = units::size, help_heading = "Limits")]
+    pub(crate) memory: Option<Cap<u64>>,
+    /// Share of the CPU against other sandboxes, 1 to 10000 [default: 100].
+    #[arg(long, value_name = "NUMBER", value_parser = units::count, help_heading = "Limits")]
+    pub(crate) cpu_weight: Option<Cap<u32>>,
+    /// CPU time of each command [default: 60s].
+    #[arg(long, value_name = "TIME", value_parser = units::time, help_heading = "Limits")]
+    pub(crate) cpu_time: Option<Cap<u64>>,
+    /// Processes and threads at once [default: 64].
+    #[arg(long, value_name = "NUMBER", value_parser = units::count, help_heading = "Limits")]
+    pub(crate) pids: Option<Cap<u32>>,
+    /// Open files of each process [default: 256].
+    #[arg(long, value_name = "NUMBER", value_parser = units::count, help_heading = "Limits")]
+    pub(crate) open_files: Option<Cap<u32>>,
+    /// What all files it writes may take up [default: 100M].
+    #[arg(long, value_name = "SIZE", value_parser = units::size, help_heading = "Limits")]
+    pub(crate) disk: Option<Cap<u64>>,
+    /// Output of each command, stdout and stderr together [default: 10M].
+    #[arg(long, value_name = "SIZE", value_parser = units::size, help_heading = "Limits")]
+    pub(crate) max_output: Option<Cap<u64>>,
+    /// Time by the clock of each command [default: 2m].
+    #[arg(long, value_name = "TIME", value_parser = units::time, help_heading = "Limits")]
+    pub(crate) timeout: Option<Cap<u64>>,
+}
+
+/// Which sandboxes to list.
+#[derive(Debug, Args)]
+pub(crate) struct LsArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// Only those that match: state=, name=, profile=, backend= or label=KEY=VALUE.
+    #[arg(long = "filter", short = 'f', value_name = "KEY=VALUE", value_parser = units::variable)]
+    pub(crate) filters: Vec<(String, String)>,
+    /// Print the ids alone.
+    #[arg(long, short)]
+    pub(crate) quiet: bool,
+}
+
+/// Which sandbox.
+#[derive(Debug, Args)]
+pub(crate) struct TargetArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// Name or id of the sandbox or its session, or the beginning of one.
+    pub(crate) sandbox: String,
+}
+
+/// What to run where.
+#[derive(Debug, Args)]
+pub(crate) struct ExecArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// Directory to run in.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) workdir: Option<PathBuf>,
+    /// Set a variable of the command's environment.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = units::variable)]
+    pub(crate) env: Vec<(String, String)>,
+    /// Time by the clock.
+    #[arg(long, value_name = "TIME", value_parser = units::time)]
+    pub(crate) timeout: Option<Cap<u64>>,
+    /// Hand on what is at stdin, up to half a megabyte.
+    #[arg(long, short = 'i')]
+    pub(crate) stdin: bool,
+    /// Name or id of the sandbox, or the beginning of one; the default sandbox if absent.
+    pub(crate) sandbox: Option<String>,
+    /// The command and its arguments.
+    #[arg(value_name = "CMD", required = true, last = true)]
+    pub(crate) command: Vec<String>,
+}
+
+/// Which sandbox to join.
+#[derive(Debug, Args)]
+pub(crate) struct AttachArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// Make a sandbox with this id if there is none.
+    #[arg(long)]
+    pub(crate) create: bool,
+    /// Name or id of the sandbox, or the beginning of one.
+    pub(crate) sandbox: String,
+}
+
+/// Which sandboxes to end.
+#[derive(Debug, Args)]
+pub(crate) struct KillArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// Names or ids of the sandboxes, or the beginnings of them.
+    #[arg(required = true, value_name = "SANDBOX")]
+    pub(crate) sandboxes: Vec<String>,
+}
+
+/// Which sandbox is used when none is named.
+#[derive(Debug, Args)]
+pub(crate) struct DefaultArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// Use none.
+    #[arg(long, conflicts_with = "sandbox")]
+    pub(crate) unset: bool,
+    /// Use this one: a name or id, or the beginning of one.
+    pub(crate) sandbox: Option<String>,
+}
+
+/// Which events to follow.
+#[derive(Debug, Args)]
+pub(crate) struct EventsArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// Go on after the event with this id.
+    #[arg(long, value_name = "ID")]
+    pub(crate) since: Option<String>,
 }
 
 /// Which completions to print.

@@ -1,11 +1,13 @@
 //! What went wrong, for people and for programs, and the exit code for it.
 
+use std::borrow::Cow;
 use std::error::Error;
 use std::io;
 use std::process::ExitCode;
 
 use serde::Serialize;
 use warren::SandboxError;
+use warren_api::ErrorView;
 
 /// An error of ours.
 const OURS: u8 = 125;
@@ -15,7 +17,7 @@ const USAGE: u8 = 2;
 /// Why there is no result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Failure {
-    code: &'static str,
+    code: Cow<'static, str>,
     message: String,
     hint: Option<String>,
     #[serde(skip)]
@@ -31,12 +33,29 @@ impl Failure {
     /// Makes one for what the caller should write differently.
     pub(crate) fn usage(message: impl Into<String>, hint: impl Into<String>) -> Self {
         let (message, hint) = (message.into(), Some(hint.into()));
-        Self { code: "usage", message, hint, exit: USAGE }
+        Self { code: Cow::Borrowed("usage"), message, hint, exit: USAGE }
     }
 
     /// Makes one for what the system refused us.
     pub(crate) fn system(what: &str, error: &io::Error) -> Self {
-        Self { code: "system", message: format!("{what}: {error}"), hint: None, exit: OURS }
+        let message = format!("{what}: {error}");
+        Self { code: Cow::Borrowed("system"), message, hint: None, exit: OURS }
+    }
+
+    /// Makes one for what we cannot go on with.
+    pub(crate) fn fatal(code: &'static str, message: impl Into<String>) -> Self {
+        Self { code: Cow::Borrowed(code), message: message.into(), hint: None, exit: OURS }
+    }
+
+    /// Makes one of what the daemon answered.
+    pub(crate) fn answered(status: u16, error: ErrorView) -> Self {
+        let exit = match error.code.as_str() {
+            "program_not_found" => 127,
+            "program_not_executable" => 126,
+            _ if matches!(status, 400 | 413) => USAGE,
+            _ => OURS,
+        };
+        Self { code: Cow::Owned(error.code), message: error.message, hint: error.hint, exit }
     }
 
     /// Says something better to do.
@@ -47,6 +66,11 @@ impl Failure {
     /// Tells whether there is no such program in the sandbox.
     pub(crate) fn is_missing_program(&self) -> bool {
         self.code == "program_not_found"
+    }
+
+    /// Tells whether there is no sandbox of that name.
+    pub(crate) fn is_not_found(&self) -> bool {
+        self.code == "not_found"
     }
 
     /// Prints it where it belongs and returns its exit code.
@@ -100,12 +124,12 @@ impl From<SandboxError> for Failure {
             }
             other => chain(other),
         };
-        Self { code: error.code(), message, hint, exit }
+        Self { code: Cow::Borrowed(error.code()), message, hint, exit }
     }
 }
 
 /// Joins what was tried and what the kernel said.
-fn chain(error: &dyn Error) -> String {
+pub(crate) fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

@@ -1,14 +1,21 @@
 //! The one binary of Warren.
 
 mod args;
+mod client;
+mod commands;
+mod config;
 mod doctor;
 mod failure;
+mod keys;
+mod notify;
 mod output;
 mod program;
 mod reference;
 mod request;
 mod run;
+mod serve;
 mod signals;
+mod socket;
 mod streams;
 mod terminal;
 mod units;
@@ -25,6 +32,21 @@ fn main() -> ExitCode {
     let (json, result) = match action {
         Action::Run(args) => (args.json, run::run(&args)),
         Action::Doctor(args) => (args.json, doctor::doctor(&args)),
+        Action::Serve(args) => (false, serve::serve(&args)),
+        Action::Config(args) => (args.json, config::config(&args)),
+        Action::Key(action) => (action.is_json(), keys::key(&action)),
+        Action::Create(args) => (args.client.json, commands::create(&args)),
+        Action::Ls(args) => (args.client.json, commands::ls(&args)),
+        Action::Show(args) => (args.client.json, commands::show(&args)),
+        Action::Exec(args) => (args.client.json, commands::exec(&args)),
+        Action::Attach(args) => (args.client.json, commands::attach(&args)),
+        Action::Detach(args) => (args.client.json, commands::change(&args, "detach")),
+        Action::Suspend(args) => (args.client.json, commands::change(&args, "suspend")),
+        Action::Resume(args) => (args.client.json, commands::change(&args, "resume")),
+        Action::Kill(args) => (args.client.json, commands::kill(&args)),
+        Action::Default(args) => (args.client.json, commands::default(&args)),
+        Action::Stats(args) => (args.json, commands::stats(&args)),
+        Action::Events(args) => (args.client.json, commands::events(&args)),
         Action::Completions(args) => (false, reference::completions(&args)),
         Action::Man(args) => (false, reference::man(&args)),
         Action::Reference => (false, reference::markdown()),

@@ -67,6 +67,27 @@ pub(crate) fn say(line: &str) {
     let _ = io::stderr().write_all(format!("{}\n", harmless(line)).as_bytes());
 }
 
+/// Lays out a table for people. Names in it may come from anybody, as in [`say`].
+pub(crate) fn table(head: &[&str], rows: Vec<Vec<String>>) -> String {
+    let rows: Vec<Vec<String>> =
+        std::iter::once(head.iter().map(|&cell| cell.to_owned()).collect())
+            .chain(rows.into_iter().map(|row| row.iter().map(|cell| harmless(cell)).collect()))
+            .collect();
+    let mut widths = vec![0; head.len()];
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.chars().count().max(*width);
+        }
+    }
+    let mut text = String::new();
+    for row in &rows {
+        let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:width$}"));
+        text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
 /// Shows control characters instead of sending them.
 fn harmless(line: &str) -> String {
     let mut shown = String::with_capacity(line.len());

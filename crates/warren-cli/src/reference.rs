@@ -44,14 +44,19 @@ fn document() -> String {
         .to_owned();
     let mut root = Cli::command().term_width(100);
     root.build();
-    let names: Vec<String> = visible(&root).map(|command| command.get_name().to_owned()).collect();
-    section(&mut text, "warren", &mut root);
+    describe(&mut text, "warren", &mut root);
+    text
+}
+
+/// Writes the help of a command and of those below it.
+fn describe(text: &mut String, title: &str, command: &mut Command) {
+    section(text, title, command);
+    let names: Vec<String> = visible(command).map(|below| below.get_name().to_owned()).collect();
     for name in names {
-        if let Some(command) = root.find_subcommand_mut(&name) {
-            section(&mut text, &format!("warren {name}"), command);
+        if let Some(below) = command.find_subcommand_mut(&name) {
+            describe(text, &format!("{title} {name}"), below);
         }
     }
-    text
 }
 
 fn visible(command: &Command) -> impl Iterator<Item = &Command> {

@@ -91,7 +91,7 @@ fn limits(args: &RunArgs, options: &mut CreateOptions) -> ResourceLimits {
 }
 
 /// Paths of the host count from where the caller stands.
-fn absolute(caller: &Caller, path: &Path) -> Result<PathBuf, Failure> {
+pub(crate) fn absolute(caller: &Caller, path: &Path) -> Result<PathBuf, Failure> {
     let joined = match &caller.directory {
         _ if path.is_absolute() => path.to_owned(),
         Some(directory) => directory.join(path),

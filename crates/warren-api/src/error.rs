@@ -1,0 +1,290 @@
+//! What is answered when there is no answer: one code, status and hint for each thing that goes wrong.
+//!
+//! The client gets the code and what was tried; the log gets the whole chain of causes.
+
+use std::error::Error;
+use std::time::Duration;
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use warren::SandboxError;
+
+/// Why a request was refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApiError {
+    status: StatusCode,
+    code: &'static str,
+    message: String,
+    hint: Option<String>,
+    retry_after: Option<Duration>,
+}
+
+/// The body of every refusal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ErrorBody {
+    /// What went wrong.
+    pub error: ErrorView,
+}
+
+/// What went wrong, for people and for programs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ErrorView {
+    /// The stable name of this kind of error.
+    #[schema(example = "not_found")]
+    pub code: String,
+    /// What was tried and why it failed.
+    pub message: String,
+    /// What the caller could do about it.
+    pub hint: Option<String>,
+}
+
+impl ApiError {
+    pub(crate) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        Self { status, code, message: message.into(), hint: None, retry_after: None }
+    }
+
+    pub(crate) fn with_hint(self, hint: impl Into<String>) -> Self {
+        Self { hint: Some(hint.into()), ..self }
+    }
+
+    /// Returns the HTTP status.
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// Returns the stable name of this kind of error.
+    pub fn code(&self) -> &'static str {
+        self.code
+    }
+
+    /// Returns the body that is sent.
+    pub(crate) fn body(&self) -> ErrorBody {
+        let (code, message, hint) = (self.code.to_owned(), self.message.clone(), self.hint.clone());
+        ErrorBody { error: ErrorView { code, message, hint } }
+    }
+
+    /// What does not exist, or is somebody else's: nobody can tell which.
+    pub(crate) fn not_found(what: &'static str, id: &str) -> Self {
+        SandboxError::NotFound { what, id: id.to_owned() }.into()
+    }
+
+    pub(crate) fn invalid_json(error: &serde_json::Error) -> Self {
+        let (code, hint) = match error.classify() {
+            serde_json::error::Category::Data => {
+                ("invalid_body", "docs/openapi.json lists the fields and their types")
+            }
+            serde_json::error::Category::Io
+            | serde_json::error::Category::Syntax
+            | serde_json::error::Category::Eof => ("invalid_json", "send one JSON object"),
+        };
+        // The error itself says "at line 1 column 7".
+        Self::new(StatusCode::BAD_REQUEST, code, format!("cannot read the body: {error}"))
+            .with_hint(hint)
+    }
+
+    pub(crate) fn body_too_large(limit: usize) -> Self {
+        let message = format!("the body is larger than {limit} bytes");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
+            .with_hint("pass large data through a file of the sandbox")
+    }
+
+    pub(crate) fn media_type() -> Self {
+        let message = "the body is not said to be JSON";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "media_type", message)
+            .with_hint("send `Content-Type: application/json`")
+    }
+
+    pub(crate) fn invalid_id(reason: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_id", reason).with_hint(
+            "an id has up to 128 letters, digits, `-`, `_` and `.`, and begins with no `.` or `-`",
+        )
+    }
+
+    pub(crate) fn invalid_query(reason: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_query", reason).with_hint(hint)
+    }
+
+    pub(crate) fn invalid_header(reason: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_header", reason).with_hint(hint)
+    }
+
+    pub(crate) fn unauthenticated() -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, "unauthenticated", "no valid API key was sent")
+            .with_hint("send `Authorization: Bearer KEY`; `warren key create` makes one")
+    }
+
+    pub(crate) fn forbidden(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, "forbidden", message).with_hint(hint)
+    }
+
+    pub(crate) fn quota(what: &str, limit: u64) -> Self {
+        let message = format!("the quota of this tenant is used up: {limit} {what}");
+        let mut error = Self::new(StatusCode::TOO_MANY_REQUESTS, "quota", message).with_hint(
+            "end a sandbox or wait for a command, or ask the operator for a larger quota",
+        );
+        error.retry_after = Some(Duration::from_secs(1));
+        error
+    }
+
+    pub(crate) fn idempotency_mismatch() -> Self {
+        let message = "this idempotency key was used for another request";
+        Self::new(StatusCode::CONFLICT, "idempotency_mismatch", message)
+            .with_hint("use a new key for a new request, and the same body to repeat one")
+    }
+
+    pub(crate) fn no_route() -> Self {
+        Self::new(StatusCode::NOT_FOUND, "no_route", "there is nothing at this path")
+            .with_hint("GET /v1/openapi.json lists the paths")
+    }
+
+    pub(crate) fn method_not_allowed() -> Self {
+        let message = "this path does not know this method";
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+            .with_hint("GET /v1/openapi.json lists the methods")
+    }
+
+    pub(crate) fn request_timeout() -> Self {
+        let message = "the request took too long";
+        Self::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
+            .with_hint("send the whole request at once, and try again")
+    }
+
+    pub(crate) fn internal(what: &str) -> Self {
+        tracing::error!(what, "internal error");
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", format!("internal error: {what}"))
+            .with_hint("this is a bug of Warren's; the daemon's log says more")
+    }
+}
+
+impl From<SandboxError> for ApiError {
+    fn from(error: SandboxError) -> Self {
+        let mut retry_after = None;
+        // No `_` arm: a new error makes the compiler ask for its status.
+        let status = match &error {
+            SandboxError::InvalidSpec { .. } => StatusCode::BAD_REQUEST,
+            SandboxError::Unsupported { .. }
+            | SandboxError::LimitNotEnforceable { .. }
+            | SandboxError::NoMatch { .. }
+            | SandboxError::Program { .. } => StatusCode::UNPROCESSABLE_ENTITY,
+            SandboxError::NotFound { .. } => StatusCode::NOT_FOUND,
+            SandboxError::AlreadyExists { .. }
+            | SandboxError::Suspended { .. }
+            | SandboxError::Conflict { .. } => StatusCode::CONFLICT,
+            SandboxError::Ended { .. } | SandboxError::SessionEnded { .. } => StatusCode::GONE,
+            SandboxError::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            SandboxError::Timeout { .. } => StatusCode::GATEWAY_TIMEOUT,
+            SandboxError::Capacity { retry_after: after, .. } => {
+                retry_after = Some(*after);
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+            SandboxError::ShuttingDown => {
+                retry_after = Some(Duration::from_secs(1));
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+            SandboxError::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
+            SandboxError::Step { .. } | SandboxError::Internal { .. } => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
+        };
+        if status.is_server_error() {
+            tracing::error!(code = error.code(), chain = chain(&error), "request failed");
+        }
+        let hint = error.hint().unwrap_or("the daemon's log says more").to_owned();
+        Self {
+            status,
+            code: error.code(),
+            message: error.to_string(),
+            hint: Some(hint),
+            retry_after,
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.body())).into_response();
+        let headers = response.headers_mut();
+        if let Some(after) = self.retry_after {
+            // Whole seconds, rounded up: earlier would be too early.
+            let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(&format!(": {cause}"));
+        source = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use warren::{Limit, ProgramFault, SandboxId};
+
+    use super::*;
+
+    #[test]
+    fn every_error_has_its_status_and_code_and_a_hint() {
+        let text = String::new;
+        let id = || SandboxId::from_string("sbx-1");
+        let source = || io::Error::other("EPERM");
+        let (program, kind) = ("x".to_owned(), ProgramFault::NotFound);
+        let after = Duration::from_millis(1_500);
+        for (error, status, code) in [
+            (SandboxError::invalid("f", "r", "h"), 400, "invalid_spec"),
+            (
+                SandboxError::Unsupported { feature: text(), backend: text(), hint: text() },
+                422,
+                "unsupported",
+            ),
+            (
+                SandboxError::LimitNotEnforceable {
+                    limit: Limit::Memory,
+                    reason: text(),
+                    hint: text(),
+                },
+                422,
+                "limit_not_enforceable",
+            ),
+            (SandboxError::NotFound { what: "sandbox", id: text() }, 404, "not_found"),
+            (SandboxError::AlreadyExists { what: "sandbox", id: text() }, 409, "already_exists"),
+            (SandboxError::Ended { id: id() }, 410, "ended"),
+            (SandboxError::SessionEnded { id: text() }, 410, "session_ended"),
+            (SandboxError::Suspended { id: id() }, 409, "suspended"),
+            (SandboxError::Timeout { what: text(), after }, 504, "timeout"),
+            (SandboxError::step("mount", "/x", source()), 500, "step_failed"),
+            (SandboxError::Program { program, kind, source: source() }, 422, "program_not_found"),
+            (SandboxError::TooLarge { what: text(), limit: 1 }, 413, "too_large"),
+            (SandboxError::Capacity { limit: 1, retry_after: after }, 503, "capacity"),
+            (SandboxError::NoMatch { missing: Vec::new() }, 422, "no_match"),
+            (SandboxError::Conflict { action: text(), reason: text() }, 409, "conflict"),
+            (SandboxError::ShuttingDown, 503, "shutting_down"),
+            (SandboxError::Internal { message: text() }, 500, "internal"),
+        ] {
+            let answer = ApiError::from(error);
+            assert_eq!((answer.status.as_u16(), answer.code), (status, code));
+            assert!(answer.hint.is_some(), "{code} has a hint");
+        }
+    }
+
+    #[test]
+    fn a_time_to_retry_is_rounded_up_to_whole_seconds() {
+        let retry_after = Duration::from_millis(1_500);
+        let error = ApiError::from(SandboxError::Capacity { limit: 1, retry_after });
+        assert_eq!(error.into_response().headers()[header::RETRY_AFTER], "2");
+    }
+}

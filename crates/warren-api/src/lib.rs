@@ -1,0 +1,270 @@
+//! Dialects of one manager: wire types, authentication, status codes, and nothing else.
+//!
+//! [`rest`] is the native one, under `/v1`. Whoever asks is a `Principal`: a user of this host on the
+//! unix socket, the tenant of an API key on TCP. The manager is told client ids that begin with the
+//! tenant, and every look-up here asks whose it is first, so that what is somebody else's does not
+//! exist. How a sandbox is made, kept and ended is left to the manager.
+
+mod catalog;
+mod error;
+mod events;
+mod extract;
+mod idempotency;
+pub mod keys;
+mod principal;
+mod quota;
+pub mod rest;
+pub mod server;
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use warren::{
+    Sandbox, SandboxId, SandboxManager, SandboxSelectionOptions, SandboxSession, SandboxSpec,
+    SessionState,
+};
+
+pub use error::{ApiError, ErrorBody, ErrorView};
+pub use events::{EventKind, EventView};
+pub use extract::MAX_BODY;
+pub use idempotency::KEY_HEADER;
+pub use principal::{CLIENT_HEADER, Peer};
+
+use catalog::Catalog;
+use events::Events;
+use idempotency::Repeatable;
+use keys::Keys;
+use principal::Principal;
+use quota::{Ledger, Promise};
+
+/// How often a look is taken at what happened by itself.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How the API behaves.
+#[derive(Debug, Default)]
+pub struct Options {
+    /// Who may come over TCP; nobody if absent.
+    pub keys: Option<Keys>,
+    /// Names that a `Host` header may have beside the address itself.
+    pub allowed_hosts: Vec<String>,
+}
+
+/// One manager and what its dialects share. Clones are handles to the same one.
+#[derive(Clone)]
+pub struct Api(Arc<Inner>);
+
+struct Inner {
+    manager: Arc<dyn SandboxManager>,
+    options: Options,
+    catalog: Catalog,
+    ledger: Ledger,
+    events: Events,
+    repeatable: Repeatable,
+    /// The default sandbox of each tenant but the operator's, which is the manager's own.
+    defaults: Mutex<HashMap<Arc<str>, SandboxId>>,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl fmt::Debug for Api {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Api").field("options", &self.0.options).finish_non_exhaustive()
+    }
+}
+
+impl Api {
+    /// Puts an API before a manager.
+    pub fn new(manager: Arc<dyn SandboxManager>, options: Options) -> Self {
+        // Only this daemon's readers may go on by its numbers.
+        let epoch = SandboxId::new().as_str().chars().skip(4).take(8).collect();
+        Self(Arc::new(Inner {
+            manager,
+            options,
+            catalog: Catalog::default(),
+            ledger: Ledger::default(),
+            events: Events::new(epoch),
+            repeatable: Repeatable::default(),
+            defaults: Mutex::default(),
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+        }))
+    }
+
+    /// Remembers a sandbox that an earlier daemon made, by what its store has of it.
+    pub fn remember(&self, owner: &str, id: &SandboxId, labels: &[(String, String)]) {
+        self.0.catalog.remember(principal::split(owner).0, id, labels);
+    }
+
+    /// Takes stock of what the manager has, and looks after it until [`stop`](Self::stop).
+    pub async fn start(&self) -> Result<(), warren::SandboxError> {
+        for session in self.manager().list_sessions().await? {
+            if session.state == SessionState::Terminated {
+                continue;
+            }
+            let sandbox = self.manager().get_sandbox(&session.sandbox_id).await?;
+            let memory = sandbox.and_then(|one| one.capabilities().limits.max_memory_bytes);
+            let (tenant, _) = principal::split(&session.client_id);
+            self.0.ledger.note(tenant, &session.sandbox_id, memory.unwrap_or(0));
+            self.0.events.note(&session);
+        }
+        let this = self.clone();
+        self.0.tasks.spawn(async move {
+            while this.0.stop.run_until_cancelled(tokio::time::sleep(LOOK_INTERVAL)).await.is_some()
+            {
+                this.look().await;
+            }
+        });
+        Ok(())
+    }
+
+    /// Ends the event streams and waits until everything that was begun is done.
+    pub async fn stop(&self) {
+        self.0.stop.cancel();
+        self.0.tasks.close();
+        self.0.tasks.wait().await;
+    }
+
+    fn manager(&self) -> &Arc<dyn SandboxManager> {
+        &self.0.manager
+    }
+
+    fn options(&self) -> &Options {
+        &self.0.options
+    }
+
+    fn keys(&self) -> Option<&Keys> {
+        self.0.options.keys.as_ref()
+    }
+
+    /// Notices what happened by itself.
+    async fn look(&self) {
+        let moment = self.0.events.moment();
+        match self.manager().list_sessions().await {
+            Ok(sessions) => {
+                for gone in self.0.events.note_all(moment, &sessions) {
+                    self.forget(&gone);
+                }
+            }
+            Err(error) => tracing::warn!(%error, "cannot list the sessions"),
+        }
+    }
+
+    /// Notices what became of a session by a request.
+    async fn look_at(&self, session: &SandboxSession) -> Result<SandboxSession, ApiError> {
+        let now = self.manager().get_session(&session.session_id).await?;
+        let now = now.unwrap_or_else(|| SandboxSession {
+            state: SessionState::Terminated,
+            ..session.clone()
+        });
+        if let Some(gone) = self.0.events.note(&now) {
+            self.forget(&gone);
+        }
+        Ok(now)
+    }
+
+    fn forget(&self, id: &SandboxId) {
+        self.0.catalog.forget(id);
+        self.0.ledger.forget(id);
+        let mut defaults = self.0.defaults.lock().unwrap_or_else(PoisonError::into_inner);
+        defaults.retain(|_, default| default != id);
+    }
+
+    /// Does work to its end, even if whoever asked for it hangs up.
+    async fn finish<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let done = self.0.tasks.spawn(work).await;
+        done.unwrap_or_else(|error| Err(ApiError::internal(&error.to_string())))
+    }
+
+    /// Returns the caller's session of this id.
+    async fn session(&self, who: &Principal, id: &str) -> Result<SandboxSession, ApiError> {
+        let session = self.manager().get_session(id).await?;
+        session.filter(|session| who.has(session)).ok_or_else(|| ApiError::not_found("session", id))
+    }
+
+    /// Returns the caller's sessions that have not ended, oldest first.
+    async fn sessions(&self, who: &Principal) -> Result<Vec<SandboxSession>, ApiError> {
+        let mut sessions = self.manager().list_sessions().await?;
+        sessions.retain(|one| one.state != SessionState::Terminated && who.has(one));
+        sessions.sort_by(|a, b| (a.created_at, &a.session_id).cmp(&(b.created_at, &b.session_id)));
+        Ok(sessions)
+    }
+
+    /// Returns the caller's sandbox of this id, with the caller's sessions on it.
+    async fn sandbox(
+        &self,
+        who: &Principal,
+        id: &SandboxId,
+    ) -> Result<(Arc<dyn Sandbox>, Vec<SandboxSession>), ApiError> {
+        let mut sessions = self.sessions(who).await?;
+        sessions.retain(|session| session.sandbox_id == *id);
+        let missing = || ApiError::not_found("sandbox", id.as_str());
+        if sessions.is_empty() {
+            return Err(missing());
+        }
+        let sandbox = self.manager().get_sandbox(id).await?.ok_or_else(missing)?;
+        Ok((sandbox, sessions))
+    }
+
+    /// Promises the caller one more sandbox, after a second look at what it still has.
+    async fn promise(&self, who: &Principal, spec: &SandboxSpec) -> Result<Promise, ApiError> {
+        let memory = spec.limits.max_memory_bytes;
+        if let Ok(promise) = self.0.ledger.promise(&who.tenant, &who.quotas, memory) {
+            return Ok(promise);
+        }
+        let moment = self.0.ledger.moment();
+        let all = self.manager().list_sessions().await?;
+        let living: HashSet<SandboxId> = all
+            .into_iter()
+            .filter(|session| session.state != SessionState::Terminated)
+            .map(|session| session.sandbox_id)
+            .collect();
+        self.0.ledger.settle(&who.tenant, moment, &living);
+        self.0.ledger.promise(&who.tenant, &who.quotas, memory)
+    }
+
+    /// Gives the caller a sandbox.
+    async fn acquire(
+        &self,
+        who: &Principal,
+        spec: &SandboxSpec,
+        options: &SandboxSelectionOptions,
+    ) -> Result<(SandboxSession, Arc<dyn Sandbox>), ApiError> {
+        let client_id = who.client_id();
+        let mut name = self.0.catalog.promise(&who.tenant, spec)?;
+        if let (Some(before), Some(text)) = (name.before.clone(), name.text().map(str::to_owned)) {
+            let mut theirs = self.manager().list_sessions().await?;
+            theirs.retain(|one| one.sandbox_id == before && one.state != SessionState::Terminated);
+            let waits = |one: &SandboxSession| {
+                one.state == SessionState::Detached && one.client_id == client_id
+            };
+            if theirs.is_empty() {
+                name.outlived();
+            } else if !theirs.iter().all(waits) {
+                return Err(catalog::taken(&text));
+            }
+        }
+        let promise = self.promise(who, spec).await?;
+        let (session, sandbox) = self.manager().acquire(spec, options, &client_id).await?;
+        let id = sandbox.id();
+        if let (Some(before), Some(text)) = (&name.before, name.text())
+            && before != id
+        {
+            // The one that has the name waits, and is not what was asked for now.
+            self.manager().terminate(&session).await?;
+            return Err(catalog::taken(text));
+        }
+        promise.keep(id);
+        if !self.0.catalog.knows(id) {
+            name.keep(&who.tenant, id, &spec.labels);
+        }
+        self.0.events.note(&session);
+        Ok((session, sandbox))
+    }
+}

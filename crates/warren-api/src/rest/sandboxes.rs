@@ -1,0 +1,370 @@
+//! `/v1/sandboxes`.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+use tokio::sync::oneshot;
+use warren::{AttachRequest, ExecContext, Sandbox, SandboxId, SandboxSession, SandboxSpec};
+
+use super::wire::{
+    AcquiredView, AttachBody, CreateSandboxBody, ExecBody, ExecView, ListParams, Page,
+    SandboxDetailView, SandboxView, SessionView, StateView,
+};
+use crate::error::{ApiError, ErrorBody};
+use crate::extract::{Body, Id, Parameters};
+use crate::idempotency::{self, Answer};
+use crate::principal::Principal;
+use crate::{Api, principal};
+
+/// Gives the caller a sandbox and begins a session on it.
+///
+/// With an `Idempotency-Key`, the same key and body get the same answer, and one sandbox.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes",
+    tag = "sandboxes",
+    params(("Idempotency-Key" = Option<String>, Header, description = "Makes repeating safe.")),
+    request_body = CreateSandboxBody,
+    responses(
+        (status = 201, body = AcquiredView),
+        (status = 400, body = ErrorBody),
+        (status = 409, description = "The name is taken, or the key was used.", body = ErrorBody),
+        (status = 422, description = "Nothing can give what was asked.", body = ErrorBody),
+        (status = 429, description = "A quota is used up.", body = ErrorBody),
+        (status = 503, description = "As many sandboxes live as may.", body = ErrorBody),
+    )
+)]
+pub(crate) async fn create(
+    State(api): State<Api>,
+    who: Principal,
+    headers: HeaderMap,
+    body: Body<CreateSandboxBody>,
+) -> Result<Response, ApiError> {
+    let (spec, options) = (checked(&who, &body.value)?, body.value.options()?);
+    let key = idempotency::key(&headers)?;
+    let work = {
+        let (api, who) = (api.clone(), who.clone());
+        async move {
+            let (session, sandbox) = api.acquire(&who, &spec, &options).await?;
+            let view = acquired(&api, &session, &*sandbox, None);
+            Answer::json(StatusCode::CREATED, &view).map(|answer| (session, answer))
+        }
+    };
+    if let Some(key) = key {
+        let name = (Arc::clone(&who.tenant), key);
+        let work = || async { work.await.map(|(_, answer)| answer) };
+        return api.0.repeatable.once(&api.0.tasks, name, body.digest, work).await;
+    }
+    let (sender, answer) = oneshot::channel();
+    let this = api.clone();
+    api.0.tasks.spawn(async move {
+        let done = work.await;
+        // Whoever hung up does not know the session, and could not ask for it again.
+        if let Err(Ok((session, _))) = sender.send(done)
+            && this.manager().terminate(&session).await.is_ok()
+        {
+            let _ = this.look_at(&session).await;
+        }
+    });
+    let answer = answer.await.map_err(|_| ApiError::internal("the work was given up"))?;
+    answer.map(|(_, answer)| answer.into_response(false))
+}
+
+/// Checks what only the operator may ask for, and returns the spec.
+fn checked(who: &Principal, body: &CreateSandboxBody) -> Result<SandboxSpec, ApiError> {
+    let spec = body.spec()?;
+    if who.operator {
+        return Ok(spec);
+    }
+    let binds = [&spec.allowed_paths_ro, &spec.allowed_paths_rw];
+    if !spec.bind_mounts.is_empty() || binds.iter().any(|paths| !paths.is_empty()) {
+        // The daemon may see more of the host than the caller does.
+        return Err(ApiError::forbidden(
+            "only the operator may show paths of the host",
+            "copy the files into the sandbox instead",
+        ));
+    }
+    if body.limits.lifts_any() {
+        return Err(ApiError::forbidden(
+            "only the operator may take a limit away",
+            "ask for a larger limit instead of `null`",
+        ));
+    }
+    Ok(spec)
+}
+
+fn acquired(
+    api: &Api,
+    session: &SandboxSession,
+    sandbox: &dyn Sandbox,
+    newly_created: Option<bool>,
+) -> AcquiredView {
+    let shown = SessionView::from(session);
+    AcquiredView { sandbox: view(api, sandbox, vec![shown.clone()]), session: shown, newly_created }
+}
+
+fn view(api: &Api, sandbox: &dyn Sandbox, sessions: Vec<SessionView>) -> SandboxView {
+    SandboxView::new(sandbox.capabilities(), api.0.catalog.labels(sandbox.id()), sessions)
+}
+
+/// Lists the caller's sandboxes, oldest first.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes",
+    tag = "sandboxes",
+    params(ListParams),
+    responses((status = 200, body = Page<SandboxView>), (status = 400, body = ErrorBody))
+)]
+pub(crate) async fn list(
+    State(api): State<Api>,
+    who: Principal,
+    parameters: Parameters,
+) -> Result<Json<Page<SandboxView>>, ApiError> {
+    let query = ListQuery::new(parameters)?;
+    let mut by_sandbox: HashMap<SandboxId, Vec<SessionView>> = HashMap::new();
+    for session in api.sessions(&who).await? {
+        let shown = SessionView::from(&session);
+        by_sandbox.entry(session.sandbox_id).or_default().push(shown);
+    }
+    let mut items = Vec::new();
+    for (id, sessions) in by_sandbox {
+        // One that ended since is not there.
+        let Some(sandbox) = api.manager().get_sandbox(&id).await? else { continue };
+        let shown = view(&api, &*sandbox, sessions);
+        let has = |(key, value): &(String, String)| shown.labels.get(key) == Some(value);
+        if query.admits(shown.state) && query.labels.iter().all(has) {
+            items.push(((shown.created_at.timestamp_micros(), shown.id.clone()), shown));
+        }
+    }
+    Ok(Json(query.page(items)))
+}
+
+/// What a list is asked for.
+#[derive(Debug)]
+pub(super) struct ListQuery {
+    limit: usize,
+    after: Option<Place>,
+    states: Vec<StateView>,
+    pub(super) labels: Vec<(String, String)>,
+}
+
+/// A place in a list: when something was made, in microseconds, and its id.
+type Place = (i64, String);
+
+impl ListQuery {
+    pub(super) fn new(mut given: Parameters) -> Result<Self, ApiError> {
+        let limit = match given.one("limit")?.map(|limit| limit.parse::<usize>()) {
+            None => 100,
+            Some(Ok(limit @ 1..=1_000)) => limit,
+            Some(_) => {
+                return Err(ApiError::invalid_query("`limit` is no number of items", "1 to 1000"));
+            }
+        };
+        let place = |text: String| {
+            let (at, id) = text.split_once('.')?;
+            Some((i64::from_str_radix(at, 16).ok()?, id.to_owned()))
+        };
+        let after = match given.one("after")?.map(place) {
+            None => None,
+            Some(Some(place)) => Some(place),
+            Some(None) => {
+                let hint = "send the `next` of the page before";
+                return Err(ApiError::invalid_query("`after` is no place in a list", hint));
+            }
+        };
+        let state = |name: String| {
+            StateView::ALL.into_iter().find(|state| state.name() == name).ok_or_else(|| {
+                ApiError::invalid_query(
+                    format!("there is no state `{}`", name.escape_debug()),
+                    format!("the states are {}", StateView::ALL.map(StateView::name).join(", ")),
+                )
+            })
+        };
+        let label = |text: String| match text.split_once('=') {
+            Some((key, value)) => Ok((key.to_owned(), value.to_owned())),
+            None => Err(ApiError::invalid_query("`label` is no label", "write label=KEY=VALUE")),
+        };
+        let states = given.all("state").into_iter().map(state).collect::<Result<_, _>>()?;
+        let labels = given.all("label").into_iter().map(label).collect::<Result<_, _>>()?;
+        given.end()?;
+        Ok(Self { limit, after, states, labels })
+    }
+
+    pub(super) fn admits(&self, state: StateView) -> bool {
+        self.states.is_empty() || self.states.contains(&state)
+    }
+
+    /// Cuts out the page that is asked for.
+    pub(super) fn page<T>(&self, mut items: Vec<(Place, T)>) -> Page<T> {
+        items.sort_by(|(a, _), (b, _)| a.cmp(b));
+        items.retain(|(place, _)| self.after.as_ref().is_none_or(|after| place > after));
+        let more = items.len() > self.limit;
+        items.truncate(self.limit);
+        let last = items.last().filter(|_| more);
+        let next = last.map(|((at, id), _)| format!("{at:x}.{id}"));
+        Page { items: items.into_iter().map(|(_, item)| item).collect(), next }
+    }
+}
+
+/// Shows a sandbox with all that is known of it.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{id}",
+    tag = "sandboxes",
+    params(("id" = String, Path, description = "The sandbox.")),
+    responses((status = 200, body = SandboxDetailView), (status = 404, body = ErrorBody))
+)]
+pub(crate) async fn show(
+    State(api): State<Api>,
+    who: Principal,
+    Id(id): Id,
+) -> Result<Json<SandboxDetailView>, ApiError> {
+    let (sandbox, sessions) = api.sandbox(&who, &id).await?;
+    let sessions = sessions.iter().map(SessionView::from).collect();
+    Ok(Json(SandboxDetailView {
+        sandbox: view(&api, &*sandbox, sessions),
+        capabilities: sandbox.capabilities().clone(),
+        enforcement: sandbox.enforcement(),
+        usage: sandbox.resource_usage().await.ok().map(Into::into),
+    }))
+}
+
+/// Ends every session on a sandbox, and so the sandbox.
+#[utoipa::path(
+    delete,
+    path = "/v1/sandboxes/{id}",
+    tag = "sandboxes",
+    params(("id" = String, Path, description = "The sandbox.")),
+    responses((status = 204, description = "It is gone."), (status = 404, body = ErrorBody))
+)]
+pub(crate) async fn destroy(
+    State(api): State<Api>,
+    who: Principal,
+    Id(id): Id,
+) -> Result<StatusCode, ApiError> {
+    let (_, sessions) = api.sandbox(&who, &id).await?;
+    let this = api.clone();
+    api.finish(async move {
+        for session in sessions {
+            let ended = this.manager().terminate(&session).await;
+            this.look_at(&session).await?;
+            ended?;
+        }
+        Ok(StatusCode::NO_CONTENT)
+    })
+    .await
+}
+
+/// Runs a command to its end. Hanging up ends the command.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{id}/exec",
+    tag = "sandboxes",
+    params(("id" = String, Path, description = "The sandbox.")),
+    request_body = ExecBody,
+    responses(
+        (status = 200, description = "It ran, whatever its exit code.", body = ExecView),
+        (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody),
+        (status = 409, description = "The sandbox is suspended.", body = ErrorBody),
+        (status = 422, description = "It could not be started.", body = ErrorBody),
+        (status = 429, description = "A quota is used up.", body = ErrorBody),
+    )
+)]
+pub(crate) async fn exec(
+    State(api): State<Api>,
+    who: Principal,
+    Id(id): Id,
+    body: Body<ExecBody>,
+) -> Result<Json<ExecView>, ApiError> {
+    run(&api, &who, &id, body.value).await.map(Json)
+}
+
+pub(super) async fn run(
+    api: &Api,
+    who: &Principal,
+    id: &SandboxId,
+    body: ExecBody,
+) -> Result<ExecView, ApiError> {
+    let command = body.command()?;
+    let (sandbox, _) = api.sandbox(who, id).await?;
+    let _running = api.0.ledger.run(&who.tenant, &who.quotas)?;
+    let report = sandbox.exec_report(&command, &ExecContext::default()).await?;
+    Ok(report.into())
+}
+
+/// Joins a sandbox, or makes one that has the id asked for.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{id}/attach",
+    tag = "sandboxes",
+    params(("id" = String, Path, description = "The sandbox.")),
+    request_body = AttachBody,
+    responses(
+        (status = 200, body = AcquiredView),
+        (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody),
+        (status = 429, description = "A quota is used up.", body = ErrorBody),
+    )
+)]
+pub(crate) async fn attach(
+    State(api): State<Api>,
+    who: Principal,
+    Id(id): Id,
+    body: Body<AttachBody>,
+) -> Result<Json<AcquiredView>, ApiError> {
+    let this = api.clone();
+    api.finish(async move { join(&this, &who, id, body.value).await.map(Json) }).await
+}
+
+pub(super) async fn join(
+    api: &Api,
+    who: &Principal,
+    id: SandboxId,
+    body: AttachBody,
+) -> Result<AcquiredView, ApiError> {
+    let spec = checked(who, &body.create.unwrap_or_default())?;
+    let known = api.sandbox(who, &id).await;
+    let (client_id, made) = match (known, body.create_if_missing) {
+        // It is joined as whoever has it, so that the manager knows the owner again.
+        (Ok((_, sessions)), _) => {
+            let owner = sessions.into_iter().map(|session| session.client_id).next();
+            (owner.unwrap_or_else(|| who.client_id()), None)
+        }
+        (Err(_), true) => {
+            let name = api.0.catalog.promise(&who.tenant, &spec)?;
+            if let (Some(_), Some(text)) = (&name.before, name.text()) {
+                return Err(crate::catalog::taken(text));
+            }
+            (who.client_id(), Some((api.promise(who, &spec).await?, name)))
+        }
+        (Err(error), false) => return Err(error),
+    };
+    let request = AttachRequest {
+        sandbox_id: id.clone(),
+        client_id: client_id.clone(),
+        create_if_missing: body.create_if_missing,
+        create_spec: Some(spec.clone()),
+    };
+    let result = api.manager().attach(request).await.map_err(|error| match error {
+        // Whose it is, is nobody's business.
+        warren::SandboxError::AlreadyExists { .. } => ApiError::not_found("sandbox", id.as_str()),
+        other => other.into(),
+    })?;
+    if let Some((promise, name)) = made {
+        promise.keep(&id);
+        name.keep(principal::split(&client_id).0, &id, &spec.labels);
+    }
+    api.0.events.note(&result.session);
+    let shown = SessionView::from(&result.session);
+    let labels = api.0.catalog.labels(&id);
+    Ok(AcquiredView {
+        sandbox: SandboxView::new(&result.capabilities, labels, vec![shown.clone()]),
+        session: shown,
+        newly_created: Some(result.newly_created),
+    })
+}

@@ -1,0 +1,206 @@
+//! `/v1/sessions`.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use warren::{SandboxError, SandboxManager, SandboxSession};
+
+use super::sandboxes::{self, ListQuery};
+use super::wire::{AcquiredView, AttachBody, ListParams, Page, ReleaseBody, SessionView};
+use crate::Api;
+use crate::error::{ApiError, ErrorBody};
+use crate::extract::{Body, Id, Parameters};
+use crate::principal::Principal;
+
+/// Lists the caller's sessions, oldest first.
+#[utoipa::path(
+    get,
+    path = "/v1/sessions",
+    tag = "sessions",
+    params(ListParams),
+    responses((status = 200, body = Page<SessionView>), (status = 400, body = ErrorBody))
+)]
+pub(crate) async fn list(
+    State(api): State<Api>,
+    who: Principal,
+    parameters: Parameters,
+) -> Result<Json<Page<SessionView>>, ApiError> {
+    let query = ListQuery::new(parameters)?;
+    let mut items = Vec::new();
+    for session in api.sessions(&who).await? {
+        let labels = api.0.catalog.labels(&session.sandbox_id);
+        let has = |(key, value): &(String, String)| labels.get(key) == Some(value);
+        let shown = SessionView::from(&session);
+        if query.admits(shown.state) && query.labels.iter().all(has) {
+            items.push(((shown.created_at.timestamp_micros(), shown.id.clone()), shown));
+        }
+    }
+    Ok(Json(query.page(items)))
+}
+
+/// Shows a session.
+#[utoipa::path(
+    get,
+    path = "/v1/sessions/{id}",
+    tag = "sessions",
+    params(("id" = String, Path, description = "The session.")),
+    responses((status = 200, body = SessionView), (status = 404, body = ErrorBody))
+)]
+pub(crate) async fn show(
+    State(api): State<Api>,
+    who: Principal,
+    Id(id): Id,
+) -> Result<Json<SessionView>, ApiError> {
+    let session = api.session(&who, id.as_str()).await?;
+    Ok(Json((&session).into()))
+}
+
+/// Joins the sandbox of a session again.
+#[utoipa::path(
+    post,
+    path = "/v1/sessions/{id}/attach",
+    tag = "sessions",
+    params(("id" = String, Path, description = "The session.")),
+    responses((status = 200, body = AcquiredView), (status = 404, body = ErrorBody))
+)]
+pub(crate) async fn attach(
+    State(api): State<Api>,
+    who: Principal,
+    Id(id): Id,
+) -> Result<Json<AcquiredView>, ApiError> {
+    let session = api.session(&who, id.as_str()).await?;
+    let this = api.clone();
+    api.finish(async move {
+        let sandbox_id = session.sandbox_id.clone();
+        sandboxes::join(&this, &who, sandbox_id, AttachBody::default()).await.map(Json)
+    })
+    .await
+}
+
+/// Changes a session and shows what became of it.
+async fn change<W: Future<Output = Result<(), SandboxError>> + Send>(
+    api: &Api,
+    who: &Principal,
+    id: &Id,
+    change: impl FnOnce(Arc<dyn SandboxManager>, SandboxSession) -> W + Send + 'static,
+) -> Result<Json<SessionView>, ApiError> {
+    let session = api.session(who, id.0.as_str()).await?;
+    let this = api.clone();
+    api.finish(async move {
+        let changed = change(Arc::clone(this.manager()), session.clone()).await;
+        let now = this.look_at(&session).await?;
+        changed?;
+        Ok(Json((&now).into()))
+    })
+    .await
+}
+
+/// Leaves a sandbox; its processes go on.
+#[utoipa::path(
+    post,
+    path = "/v1/sessions/{id}/detach",
+    tag = "sessions",
+    params(("id" = String, Path, description = "The session.")),
+    responses(
+        (status = 200, body = SessionView),
+        (status = 404, body = ErrorBody),
+        (status = 409, description = "The move is not a legal one.", body = ErrorBody),
+    )
+)]
+pub(crate) async fn detach(
+    State(api): State<Api>,
+    who: Principal,
+    id: Id,
+) -> Result<Json<SessionView>, ApiError> {
+    change(&api, &who, &id, async |manager, session| manager.detach(&session).await).await
+}
+
+/// Stops every process of a session's sandbox.
+#[utoipa::path(
+    post,
+    path = "/v1/sessions/{id}/suspend",
+    tag = "sessions",
+    params(("id" = String, Path, description = "The session.")),
+    responses(
+        (status = 200, body = SessionView),
+        (status = 404, body = ErrorBody),
+        (status = 409, description = "Another session is active.", body = ErrorBody),
+    )
+)]
+pub(crate) async fn suspend(
+    State(api): State<Api>,
+    who: Principal,
+    id: Id,
+) -> Result<Json<SessionView>, ApiError> {
+    change(&api, &who, &id, async |manager, session| manager.suspend(&session).await).await
+}
+
+/// Lets the processes of a session's sandbox continue.
+#[utoipa::path(
+    post,
+    path = "/v1/sessions/{id}/resume",
+    tag = "sessions",
+    params(("id" = String, Path, description = "The session.")),
+    responses(
+        (status = 200, body = SessionView),
+        (status = 404, body = ErrorBody),
+        (status = 409, description = "The move is not a legal one.", body = ErrorBody),
+    )
+)]
+pub(crate) async fn resume(
+    State(api): State<Api>,
+    who: Principal,
+    id: Id,
+) -> Result<Json<SessionView>, ApiError> {
+    let resume = async |manager: Arc<dyn SandboxManager>, session: SandboxSession| {
+        manager.resume(&session).await.map(|_| ())
+    };
+    change(&api, &who, &id, resume).await
+}
+
+/// Gives a sandbox back; kept alive, it waits for the same client.
+#[utoipa::path(
+    post,
+    path = "/v1/sessions/{id}/release",
+    tag = "sessions",
+    params(("id" = String, Path, description = "The session.")),
+    request_body = ReleaseBody,
+    responses(
+        (status = 200, body = SessionView),
+        (status = 404, body = ErrorBody),
+        (status = 409, description = "The move is not a legal one.", body = ErrorBody),
+    )
+)]
+pub(crate) async fn release(
+    State(api): State<Api>,
+    who: Principal,
+    id: Id,
+    body: Body<ReleaseBody>,
+) -> Result<Json<SessionView>, ApiError> {
+    let keep_alive = body.value.keep_alive;
+    let release = async move |manager: Arc<dyn SandboxManager>, session: SandboxSession| {
+        manager.release(&session, keep_alive).await
+    };
+    change(&api, &who, &id, release).await
+}
+
+/// Ends a session, and with the last one its sandbox.
+#[utoipa::path(
+    delete,
+    path = "/v1/sessions/{id}",
+    tag = "sessions",
+    params(("id" = String, Path, description = "The session.")),
+    responses((status = 204, description = "It ended."), (status = 404, body = ErrorBody))
+)]
+pub(crate) async fn terminate(
+    State(api): State<Api>,
+    who: Principal,
+    id: Id,
+) -> Result<StatusCode, ApiError> {
+    let terminate = async |manager: Arc<dyn SandboxManager>, session: SandboxSession| {
+        manager.terminate(&session).await
+    };
+    change(&api, &who, &id, terminate).await.map(|_| StatusCode::NO_CONTENT)
+}

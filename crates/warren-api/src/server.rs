@@ -1,0 +1,153 @@
+//! Connections: who is at the other end, how much they may send, and when they end.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tower::ServiceExt as _;
+
+use crate::Peer;
+
+/// How many connections a listener has at once; more wait in the kernel.
+const MAX_CONNECTIONS: usize = 1_024;
+/// How long the head of a request may take, and an idle connection may stay.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(15);
+const MAX_HEADERS: usize = 64;
+const MAX_HEAD: usize = 32 << 10;
+/// How long to wait when the host has no descriptor left for a connection.
+const BREATHER: Duration = Duration::from_millis(100);
+
+/// Where connections come from.
+pub trait Listener: Send + Sync + 'static {
+    /// What a connection is read and written by.
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+
+    /// Waits for the next connection.
+    fn next(&self) -> impl Future<Output = io::Result<(Self::Stream, Peer)>> + Send;
+}
+
+impl Listener for UnixListener {
+    type Stream = UnixStream;
+
+    async fn next(&self) -> io::Result<(UnixStream, Peer)> {
+        let (stream, _) = self.accept().await?;
+        let peer = Peer::Unix { uid: stream.peer_cred()?.uid() };
+        Ok((stream, peer))
+    }
+}
+
+impl Listener for TcpListener {
+    type Stream = TcpStream;
+
+    async fn next(&self) -> io::Result<(TcpStream, Peer)> {
+        let (stream, from) = self.accept().await?;
+        stream.set_nodelay(true)?;
+        let peer = Peer::Tcp { from, to: stream.local_addr()? };
+        Ok((stream, peer))
+    }
+}
+
+/// The listeners of a daemon and the connections that they took.
+#[derive(Debug, Clone, Default)]
+pub struct Server {
+    tasks: TaskTracker,
+    /// Takes no new request.
+    closing: CancellationToken,
+    /// Drops the requests that still run.
+    giving_up: CancellationToken,
+}
+
+impl Server {
+    /// Makes one that listens to nobody yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Serves whoever connects: on a unix socket each as the user that the kernel says it is.
+    pub fn serve(&self, listener: impl Listener, router: Router) {
+        let this = self.clone();
+        self.tasks.spawn(async move { this.accept(&listener, router).await });
+    }
+
+    /// Takes no more requests and waits for those that run, for as long as `patience` lasts.
+    pub async fn close(&self, patience: Duration) {
+        self.closing.cancel();
+        self.tasks.close();
+        if tokio::time::timeout(patience, self.tasks.wait()).await.is_err() {
+            tracing::warn!(connections = self.tasks.len(), "requests did not end in time");
+            self.giving_up.cancel();
+            self.tasks.wait().await;
+        }
+    }
+
+    async fn accept(&self, listener: &impl Listener, router: Router) {
+        let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        loop {
+            let accepted = async {
+                // The semaphore is never closed.
+                let place = Arc::clone(&room).acquire_owned().await.ok();
+                (place, listener.next().await)
+            };
+            let Some((place, accepted)) = self.closing.run_until_cancelled(accepted).await else {
+                return;
+            };
+            match accepted {
+                Ok((stream, peer)) => {
+                    let (this, router) = (self.clone(), router.clone());
+                    self.tasks.spawn(async move {
+                        this.converse(stream, peer, router).await;
+                        drop(place);
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot take a connection");
+                    tokio::time::sleep(BREATHER).await;
+                }
+            }
+        }
+    }
+
+    async fn converse<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+        &self,
+        stream: S,
+        peer: Peer,
+        router: Router,
+    ) {
+        let service = service_fn(move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(peer);
+            router.clone().oneshot(request.map(Body::new))
+        });
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD_TIMEOUT)
+            .max_headers(MAX_HEADERS)
+            .max_buf_size(MAX_HEAD)
+            .serve_connection(TokioIo::new(stream), service);
+        tokio::pin!(connection);
+        let ended = tokio::select! {
+            ended = connection.as_mut() => ended,
+            () = self.closing.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                tokio::select! {
+                    ended = connection => ended,
+                    () = self.giving_up.cancelled() => return,
+                }
+            }
+        };
+        if let Err(error) = ended {
+            tracing::debug!(%error, "a connection broke");
+        }
+    }
+}

@@ -1,0 +1,528 @@
+//! The settings of the daemon: file, environment and flags, in rising order, each with its origin.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Serialize;
+use toml::de::{DeTable, DeValue};
+use warren::{PoolConfig, SandboxManagerConfig, SessionTimeouts};
+
+use crate::args::{ConfigArgs, SettingArgs};
+use crate::failure::Failure;
+use crate::output;
+use crate::units::{self, Cap};
+
+/// How a setting is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Text,
+    Count,
+    Time,
+    Switch,
+    List,
+}
+
+/// Every setting there is. In the environment `pool.min_warm` is `WARREN_POOL_MIN_WARM`.
+const SETTINGS: [(&str, Kind); 18] = [
+    ("socket", Kind::Text),
+    ("listen", Kind::Text),
+    ("state_dir", Kind::Text),
+    ("group", Kind::Text),
+    ("allowed_hosts", Kind::List),
+    ("backends", Kind::List),
+    ("log_format", Kind::Text),
+    ("log_level", Kind::Text),
+    ("max_sandboxes", Kind::Count),
+    ("cleanup_interval", Kind::Time),
+    ("timeouts.idle", Kind::Time),
+    ("timeouts.detach", Kind::Time),
+    ("timeouts.suspend", Kind::Time),
+    ("pool.enabled", Kind::Switch),
+    ("pool.min_warm", Kind::Count),
+    ("pool.max_warm", Kind::Count),
+    ("pool.warm_ttl", Kind::Time),
+    ("pool.warm_profiles", Kind::List),
+];
+
+/// Where a value comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Origin {
+    Default,
+    File(PathBuf, usize),
+    Environment(String),
+    Flag(&'static str),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File(path, line) => write!(f, "{}:{line}", path.display()),
+            Self::Environment(name) => write!(f, "${name}"),
+            Self::Flag(name) => f.write_str(name),
+        }
+    }
+}
+
+/// What a setting is set to, as it was written.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+enum Value {
+    Unset,
+    One(String),
+    Many(Vec<String>),
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unset => f.write_str("-"),
+            Self::One(text) => f.write_str(text),
+            Self::Many(texts) if texts.is_empty() => f.write_str("-"),
+            Self::Many(texts) => f.write_str(&texts.join(",")),
+        }
+    }
+}
+
+/// How log lines are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LogFormat {
+    Text,
+    Json,
+}
+
+/// What the daemon goes by.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    pub(crate) socket: PathBuf,
+    pub(crate) listen: Option<SocketAddr>,
+    pub(crate) state_dir: PathBuf,
+    pub(crate) group: Option<String>,
+    pub(crate) allowed_hosts: Vec<String>,
+    pub(crate) backends: Vec<String>,
+    pub(crate) log_format: LogFormat,
+    pub(crate) log_level: tracing::Level,
+    pub(crate) manager: SandboxManagerConfig,
+    values: BTreeMap<&'static str, (Value, Origin)>,
+}
+
+/// What the caller's environment says, so that tests can say something else.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Surroundings {
+    pub(crate) variables: BTreeMap<String, String>,
+    pub(crate) is_root: bool,
+}
+
+impl Surroundings {
+    /// Reads those of this process.
+    pub(crate) fn of_process() -> Self {
+        let variables = std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .collect();
+        Self { variables, is_root: rustix::process::geteuid().is_root() }
+    }
+
+    fn get(&self, name: &str) -> Option<&str> {
+        self.variables.get(name).map(String::as_str).filter(|value| !value.is_empty())
+    }
+
+    fn home(&self) -> &Path {
+        Path::new(self.get("HOME").unwrap_or("/nonexistent"))
+    }
+
+    fn state_dir(&self) -> PathBuf {
+        if self.is_root {
+            return "/var/lib/warren".into();
+        }
+        let state = self.get("XDG_STATE_HOME").map(PathBuf::from);
+        state.unwrap_or_else(|| self.home().join(".local/state")).join("warren")
+    }
+
+    fn socket(&self) -> PathBuf {
+        if self.is_root {
+            return "/run/warren/warren.sock".into();
+        }
+        match self.get("XDG_RUNTIME_DIR") {
+            Some(runtime) => Path::new(runtime).join("warren.sock"),
+            None => self.state_dir().join("warren.sock"),
+        }
+    }
+
+    fn config_file(&self) -> PathBuf {
+        if self.is_root {
+            return "/etc/warren/warren.toml".into();
+        }
+        let config = self.get("XDG_CONFIG_HOME").map(PathBuf::from);
+        config.unwrap_or_else(|| self.home().join(".config")).join("warren/warren.toml")
+    }
+}
+
+impl Config {
+    /// Puts together what defaults, file, environment and flags say.
+    pub(crate) fn load(args: &SettingArgs, around: &Surroundings) -> Result<Self, Failure> {
+        let mut values = defaults(around);
+        let named = args.config.clone().or_else(|| around.get("WARREN_CONFIG").map(PathBuf::from));
+        let path = named.clone().unwrap_or_else(|| around.config_file());
+        match std::fs::read_to_string(&path) {
+            Ok(text) => read_file(&path, &text, &mut values)?,
+            Err(error) if named.is_none() && error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => {
+                return Err(Failure::system(&format!("cannot read {}", path.display()), &error));
+            }
+        }
+        for (name, kind) in SETTINGS {
+            let variable = format!("WARREN_{}", name.replace('.', "_").to_uppercase());
+            if let Some(text) = around.get(&variable) {
+                let value = match kind {
+                    Kind::List => Value::Many(split(text)),
+                    Kind::Text | Kind::Count | Kind::Time | Kind::Switch => {
+                        Value::One(text.to_owned())
+                    }
+                };
+                values.insert(name, (value, Origin::Environment(variable)));
+            }
+        }
+        let mut flag = |name, flag, value: Option<String>| {
+            if let Some(value) = value {
+                values.insert(name, (Value::One(value), Origin::Flag(flag)));
+            }
+        };
+        let text = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
+        flag("socket", "--socket", text(&args.socket));
+        flag("listen", "--listen", args.listen.clone());
+        flag("state_dir", "--state-dir", text(&args.state_dir));
+        flag("group", "--group", args.group.clone());
+        flag("log_format", "--log-format", args.log_format.clone());
+        if let Some(backends) = &args.backend {
+            values.insert("backends", (Value::Many(split(backends)), Origin::Flag("--backend")));
+        }
+        Self::new(values)
+    }
+
+    fn new(values: BTreeMap<&'static str, (Value, Origin)>) -> Result<Self, Failure> {
+        let read = Values(&values);
+        let pool = PoolConfig {
+            enabled: read.switch("pool.enabled")?,
+            min_warm: read.count("pool.min_warm")?,
+            max_warm: read.count("pool.max_warm")?,
+            warm_ttl: read.time("pool.warm_ttl")?,
+            warm_profiles: read.list("pool.warm_profiles"),
+        };
+        let default_timeouts = SessionTimeouts {
+            idle_timeout: read.time("timeouts.idle")?,
+            detach_timeout: read.time("timeouts.detach")?,
+            suspend_timeout: read.time("timeouts.suspend")?,
+        };
+        let manager = SandboxManagerConfig {
+            max_sandboxes: read.count("max_sandboxes")?,
+            pool,
+            default_timeouts,
+            cleanup_interval: read.time("cleanup_interval")?.max(Duration::from_millis(10)),
+        };
+        let listen = read.text("listen").map(|text| {
+            let hint = "write an address and a port, as in 127.0.0.1:8080";
+            text.parse().map_err(|_| read.wrong("listen", "is no address", hint))
+        });
+        let log_format = match read.text("log_format") {
+            Some("json") => LogFormat::Json,
+            Some("text") | None => LogFormat::Text,
+            Some(_) => return Err(read.wrong("log_format", "is no format", "text or json")),
+        };
+        let log_level = read.text("log_level").unwrap_or("info").parse().map_err(|_| {
+            read.wrong("log_level", "is no level", "error, warn, info, debug or trace")
+        })?;
+        let path = |name| match read.text(name).map(PathBuf::from) {
+            Some(path) if path.is_absolute() => Ok(path),
+            Some(path) => std::path::absolute(&path)
+                .map_err(|_| read.wrong(name, "is no path", "write an absolute path")),
+            None => Err(read.wrong(name, "is empty", "write an absolute path")),
+        };
+        let backends = read.list("backends");
+        if let Some(other) =
+            backends.iter().find(|name| !matches!(name.as_str(), "linux" | "host" | "fake"))
+        {
+            let hint = "the backends are linux, and host, which isolates nothing";
+            return Err(read.wrong("backends", &format!("has no backend `{other}`"), hint));
+        }
+        Ok(Self {
+            socket: path("socket")?,
+            listen: listen.transpose()?,
+            state_dir: path("state_dir")?,
+            group: read.text("group").map(str::to_owned),
+            allowed_hosts: read.list("allowed_hosts"),
+            backends,
+            log_format,
+            log_level,
+            manager,
+            values,
+        })
+    }
+}
+
+fn defaults(around: &Surroundings) -> BTreeMap<&'static str, (Value, Origin)> {
+    let one = |text: &dyn ToString| Value::One(text.to_string());
+    let many = |texts: &[&str]| Value::Many(texts.iter().map(|&text| text.to_owned()).collect());
+    let time = |time: Duration| Value::One(format!("{}s", time.as_secs()));
+    let manager = SandboxManagerConfig::default();
+    let (pool, timeouts) = (&manager.pool, &manager.default_timeouts);
+    let value = |name| match name {
+        "socket" => one(&around.socket().display()),
+        "state_dir" => one(&around.state_dir().display()),
+        "allowed_hosts" => many(&[]),
+        "backends" => many(&["linux"]),
+        "log_format" => one(&"text"),
+        "log_level" => one(&"info"),
+        "max_sandboxes" => one(&manager.max_sandboxes),
+        "cleanup_interval" => time(manager.cleanup_interval),
+        "timeouts.idle" => time(timeouts.idle_timeout),
+        "timeouts.detach" => time(timeouts.detach_timeout),
+        "timeouts.suspend" => time(timeouts.suspend_timeout),
+        "pool.enabled" => one(&pool.enabled),
+        "pool.min_warm" => one(&pool.min_warm),
+        "pool.max_warm" => one(&pool.max_warm),
+        "pool.warm_ttl" => time(pool.warm_ttl),
+        "pool.warm_profiles" => Value::Many(pool.warm_profiles.clone()),
+        _ => Value::Unset,
+    };
+    SETTINGS.into_iter().map(|(name, _)| (name, (value(name), Origin::Default))).collect()
+}
+
+fn split(text: &str) -> Vec<String> {
+    text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(str::to_owned).collect()
+}
+
+/// The values by name, to be read as what they should be.
+struct Values<'a>(&'a BTreeMap<&'static str, (Value, Origin)>);
+
+impl Values<'_> {
+    fn text(&self, name: &str) -> Option<&str> {
+        match self.0.get(name) {
+            Some((Value::One(text), _)) if !text.is_empty() => Some(text),
+            Some(_) | None => None,
+        }
+    }
+
+    fn list(&self, name: &str) -> Vec<String> {
+        match self.0.get(name) {
+            Some((Value::Many(texts), _)) => texts.clone(),
+            Some((Value::One(text), _)) => split(text),
+            Some((Value::Unset, _)) | None => Vec::new(),
+        }
+    }
+
+    fn count(&self, name: &str) -> Result<u32, Failure> {
+        let count = self.text(name).unwrap_or_default().parse();
+        count.map_err(|_| self.wrong(name, "is no whole number", "write a number, as in 100"))
+    }
+
+    fn time(&self, name: &str) -> Result<Duration, Failure> {
+        match units::time(self.text(name).unwrap_or_default()) {
+            Ok(Cap::At(millis)) => Ok(Duration::from_millis(millis)),
+            Ok(Cap::Lifted) => Ok(Duration::MAX),
+            Err(accepted) => Err(self.wrong(name, "is no time", &accepted)),
+        }
+    }
+
+    fn switch(&self, name: &str) -> Result<bool, Failure> {
+        match self.text(name) {
+            Some("true") => Ok(true),
+            Some("false") => Ok(false),
+            Some(_) | None => Err(self.wrong(name, "is neither true nor false", "write one")),
+        }
+    }
+
+    fn wrong(&self, name: &str, reason: &str, hint: &str) -> Failure {
+        let (value, origin) = match self.0.get(name) {
+            Some((value, origin)) => (value.to_string(), origin.to_string()),
+            None => (String::new(), String::new()),
+        };
+        Failure::usage(format!("{origin}: `{name}`: `{value}` {reason}"), hint)
+    }
+}
+
+/// Reads a file; what it does not know it refuses, and names the line.
+fn read_file(
+    path: &Path,
+    text: &str,
+    values: &mut BTreeMap<&'static str, (Value, Origin)>,
+) -> Result<(), Failure> {
+    let line = |at: usize| text[..at.min(text.len())].matches('\n').count() + 1;
+    let table = DeTable::parse(text).map_err(|error| {
+        let at = line(error.span().map_or(0, |span| span.start));
+        let message = format!("{}:{at}: {}", path.display(), error.message());
+        Failure::usage(message, "the file is TOML: NAME = VALUE, text in quotes")
+    })?;
+    read_table("", table.get_ref(), &mut |name, at, value| {
+        let at = line(at);
+        let Some(&(known, kind)) = SETTINGS.iter().find(|(known, _)| *known == name) else {
+            let names: Vec<&str> = SETTINGS.iter().map(|(name, _)| *name).collect();
+            let message = format!("{}:{at}: there is no setting `{name}`", path.display());
+            return Err(Failure::usage(message, format!("the settings are {}", names.join(", "))));
+        };
+        let value = written(kind, value).ok_or_else(|| {
+            let wanted = match kind {
+                Kind::Text => "text in quotes",
+                Kind::Count => "a whole number",
+                Kind::Time => "a time in quotes, as in \"30s\"",
+                Kind::Switch => "true or false",
+                Kind::List => "a list of texts, as in [\"a\", \"b\"]",
+            };
+            let message = format!("{}:{at}: `{name}` is of another type", path.display());
+            Failure::usage(message, format!("write {wanted}"))
+        })?;
+        values.insert(known, (value, Origin::File(path.to_owned(), at)));
+        Ok(())
+    })
+}
+
+fn read_table(
+    prefix: &str,
+    table: &DeTable<'_>,
+    read: &mut dyn FnMut(&str, usize, &DeValue<'_>) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    for (key, value) in table {
+        let name = format!("{prefix}{}", key.get_ref());
+        let is_section = SETTINGS.iter().any(|(known, _)| known.starts_with(&format!("{name}.")));
+        match value.get_ref() {
+            DeValue::Table(inner) if is_section => read_table(&format!("{name}."), inner, read)?,
+            other => read(&name, key.span().start, other)?,
+        }
+    }
+    Ok(())
+}
+
+fn written(kind: Kind, value: &DeValue<'_>) -> Option<Value> {
+    match (kind, value) {
+        (Kind::Text | Kind::Time, DeValue::String(text)) => Some(Value::One(text.to_string())),
+        (Kind::Count, DeValue::Integer(number)) if number.radix() == 10 => {
+            Some(Value::One(number.as_str().replace('_', "")))
+        }
+        (Kind::Switch, DeValue::Boolean(is_on)) => Some(Value::One(is_on.to_string())),
+        (Kind::List, DeValue::Array(items)) => {
+            let texts = items.iter().map(|item| item.get_ref().as_str().map(str::to_owned));
+            texts.collect::<Option<_>>().map(Value::Many)
+        }
+        _ => None,
+    }
+}
+
+/// One line of `warren config --json`.
+#[derive(Serialize)]
+struct Line<'a> {
+    name: &'a str,
+    value: &'a Value,
+    origin: String,
+}
+
+/// Prints the settings that hold, and where each comes from.
+pub(crate) fn config(args: &ConfigArgs) -> Result<u8, Failure> {
+    let config = Config::load(&args.settings, &Surroundings::of_process())?;
+    let failed = |error| Failure::system("cannot write to stdout", &error);
+    if args.json {
+        for (name, (value, origin)) in &config.values {
+            let line = Line { name, value, origin: origin.to_string() };
+            output::print_json(&line).map_err(failed)?;
+        }
+        return Ok(0);
+    }
+    let rows = config.values.iter().map(|(name, (value, origin))| {
+        vec![(*name).to_owned(), value.to_string(), origin.to_string()]
+    });
+    let table = output::table(&["SETTING", "VALUE", "ORIGIN"], rows.collect());
+    output::print(table.as_bytes()).map_err(failed)?;
+    Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn around(pairs: &[(&str, &str)]) -> Surroundings {
+        let pair = |&(name, value): &(&str, &str)| (name.to_owned(), value.to_owned());
+        Surroundings { variables: pairs.iter().map(pair).collect(), is_root: false }
+    }
+
+    fn file(text: &str) -> (tempfile::TempDir, SettingArgs) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("warren.toml");
+        std::fs::write(&path, text).unwrap();
+        (directory, SettingArgs { config: Some(path), ..SettingArgs::default() })
+    }
+
+    fn origin(config: &Config, name: &str) -> String {
+        config.values[name].1.to_string()
+    }
+
+    #[test]
+    fn flags_win_over_the_environment_and_that_over_the_file() {
+        let (_directory, mut args) =
+            file("group = \"a\"\nmax_sandboxes = 7\n[pool]\nmin_warm = 1\nwarm_ttl = \"2m\"\n");
+        let around = around(&[
+            ("HOME", "/h"),
+            ("WARREN_MAX_SANDBOXES", "8"),
+            ("WARREN_LISTEN", "127.0.0.1:1"),
+        ]);
+        args.listen = Some("127.0.0.1:2".into());
+        let config = Config::load(&args, &around).unwrap();
+        assert_eq!(config.group.as_deref(), Some("a"));
+        assert!(origin(&config, "group").ends_with("warren.toml:1"));
+        assert_eq!(config.manager.max_sandboxes, 8);
+        assert_eq!(origin(&config, "max_sandboxes"), "$WARREN_MAX_SANDBOXES");
+        assert_eq!(config.listen, Some("127.0.0.1:2".parse().unwrap()));
+        assert_eq!(origin(&config, "listen"), "--listen");
+        assert_eq!(config.manager.pool.warm_ttl, Duration::from_secs(120));
+        assert!(origin(&config, "pool.min_warm").ends_with("warren.toml:4"));
+        assert_eq!(config.manager.pool.max_warm, 10);
+        assert_eq!(origin(&config, "pool.max_warm"), "default");
+        assert_eq!(config.socket, Path::new("/h/.local/state/warren/warren.sock"));
+    }
+
+    #[test]
+    fn what_is_wrong_in_the_file_is_named_with_its_line() {
+        for (text, line, word) in [
+            ("group = \"a\"\nsokcet = \"x\"\n", 2, "no setting `sokcet`"),
+            ("[pool]\nmin = 1\n", 2, "no setting `pool.min`"),
+            ("[pol]\nmin_warm = 1\n", 1, "no setting `pol`"),
+            ("\n\nmax_sandboxes = \"7\"\n", 3, "`max_sandboxes` is of another type"),
+            ("cleanup_interval = 60\n", 1, "`cleanup_interval` is of another type"),
+            ("group = \n", 1, ""),
+            ("group = \"a\"\ngroup = \"b\"\n", 2, "duplicate"),
+            ("cleanup_interval = \"60\"\n", 1, "is no time"),
+            ("max_sandboxes = -1\n", 1, "is no whole number"),
+            ("listen = \"nowhere\"\n", 1, "is no address"),
+            ("backends = [\"../../bin/sh\"]\n", 1, "has no backend"),
+        ] {
+            let (_directory, args) = file(text);
+            let failure = Config::load(&args, &around(&[])).expect_err(text);
+            let message = format!("{failure:?}");
+            assert!(message.contains(&format!("warren.toml:{line}")), "{text:?}: {message}");
+            assert!(message.contains(word), "{text:?}: {message}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_was_named_must_be_there() {
+        let args = SettingArgs { config: Some("/nonexistent/x".into()), ..Default::default() };
+        assert!(Config::load(&args, &around(&[])).is_err());
+        assert!(Config::load(&SettingArgs::default(), &around(&[])).is_ok());
+    }
+
+    #[test]
+    fn root_and_users_have_their_own_places() {
+        let root = Surroundings { is_root: true, ..Surroundings::default() };
+        let config = Config::load(
+            &SettingArgs { config: Some("/dev/null".into()), ..Default::default() },
+            &root,
+        );
+        let config = config.unwrap();
+        assert_eq!(config.socket, Path::new("/run/warren/warren.sock"));
+        assert_eq!(config.state_dir, Path::new("/var/lib/warren"));
+        let user = around(&[("HOME", "/h"), ("XDG_RUNTIME_DIR", "/run/user/7")]);
+        let config = Config::load(&SettingArgs::default(), &user).unwrap();
+        assert_eq!(config.socket, Path::new("/run/user/7/warren.sock"));
+        assert_eq!(config.state_dir, Path::new("/h/.local/state/warren"));
+    }
+}

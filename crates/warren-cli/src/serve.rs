@@ -1,0 +1,170 @@
+//! `warren serve`: the daemon.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::fs::FlockOperation;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::fmt::format::FmtSpan;
+use warren::backend::{FakeBackend, HostBackend, HostConfig, LinuxBackend};
+use warren::store::Store as _;
+use warren::store::sqlite::SqliteStore;
+use warren::{DefaultSandboxManager, IsolationBackend, Shutdown};
+use warren_api::keys::Keys;
+use warren_api::server::Server;
+use warren_api::{Api, Options, rest};
+
+use crate::args::ServeArgs;
+use crate::config::{Config, LogFormat, Surroundings};
+use crate::failure::Failure;
+use crate::keys;
+use crate::notify::notify;
+use crate::socket::Socket;
+
+/// How long requests that still run are waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Serves until it is told to end.
+pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Failure> {
+    let config = Config::load(&args.settings, &Surroundings::of_process())?;
+    log_to_stderr(&config);
+    let _lock = lock(&config.state_dir)?;
+    let keys = Keys::at(config.state_dir.join(keys::FILE));
+    if let Some(listen) = config.listen
+        && keys.list()?.is_empty()
+    {
+        return Err(Failure::fatal("keys", format!("will not listen on {listen} without a key"))
+            .with_hint("make one first: warren key create TENANT"));
+    }
+    // Before any thread: the launcher of sandboxes is forked off here.
+    let backends = backends(&config)?;
+    let (socket, listener) = Socket::bind(&config.socket, config.group.as_deref())?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::system("cannot start", &error))?;
+    let ended = runtime.block_on(run(args, &config, keys, backends, listener));
+    drop(socket);
+    ended.map(|()| 0)
+}
+
+async fn run(
+    args: &ServeArgs,
+    config: &Config,
+    keys: Keys,
+    backends: Vec<Arc<dyn IsolationBackend>>,
+    listener: std::os::unix::net::UnixListener,
+) -> Result<(), Failure> {
+    let failed = |what: &str| {
+        let what = what.to_owned();
+        move |error: std::io::Error| Failure::system(&what, &error)
+    };
+    let mut terminate = signal(SignalKind::terminate()).map_err(failed("cannot hear signals"))?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed("cannot hear signals"))?;
+    let listener = UnixListener::from_std(listener).map_err(failed("cannot listen"))?;
+    let tcp = match config.listen {
+        Some(address) => Some(
+            TcpListener::bind(address)
+                .await
+                .map_err(failed(&format!("cannot listen on {address}")))?,
+        ),
+        None => None,
+    };
+
+    let store = SqliteStore::open(&config.state_dir.join("warren.db"));
+    let store = Arc::new(store.map_err(warren::SandboxError::from)?);
+    let image = store.load().await.map_err(warren::SandboxError::from)?;
+    let manager =
+        DefaultSandboxManager::open(backends, config.manager.clone(), Arc::clone(&store) as _)
+            .await?;
+    let options = Options { keys: Some(keys), allowed_hosts: config.allowed_hosts.clone() };
+    let api = Api::new(Arc::new(manager.clone()), options);
+    for record in &image.sandboxes {
+        if let Some(owner) = &record.owner {
+            api.remember(owner, &record.id, &record.spec.labels);
+        }
+    }
+    drop(image);
+    api.start().await?;
+
+    let server = Server::new();
+    let router = rest::router(&api);
+    server.serve(listener, router.clone());
+    if let Some(tcp) = tcp {
+        let address = tcp.local_addr().map_err(failed("cannot listen"))?;
+        server.serve(tcp, router);
+        tracing::info!(%address, "listening");
+    }
+    tracing::info!(socket = %config.socket.display(), "listening");
+    notify("READY=1");
+
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    notify("STOPPING=1");
+    tracing::info!(stop_all = args.stop_all, "stopping");
+    let leave = async {
+        // Streams end first: they would keep their connections for ever.
+        tokio::join!(api.stop(), server.close(PATIENCE));
+        let mode = if args.stop_all { Shutdown::StopAll } else { Shutdown::LeaveRunning };
+        manager.shutdown(mode).await;
+    };
+    tokio::select! {
+        () = leave => tracing::info!("stopped"),
+        // Whoever asks twice does not want to wait; the next daemon takes over what is left.
+        _ = terminate.recv() => tracing::warn!("stopped at once"),
+        _ = interrupt.recv() => tracing::warn!("stopped at once"),
+    }
+    Ok(())
+}
+
+fn backends(config: &Config) -> Result<Vec<Arc<dyn IsolationBackend>>, Failure> {
+    let make = |name: &String| -> Result<Arc<dyn IsolationBackend>, Failure> {
+        Ok(match name.as_str() {
+            "host" => Arc::new(HostBackend::new(HostConfig { accept_no_isolation: true })),
+            "fake" => Arc::new(FakeBackend::new()),
+            _ => Arc::new(LinuxBackend::new()?),
+        })
+    };
+    config.backends.iter().map(make).collect()
+}
+
+fn log_to_stderr(config: &Config) {
+    let builder = tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_max_level(config.log_level)
+        .with_span_events(FmtSpan::NONE)
+        .with_ansi(false);
+    // Only a second logger in one process could fail, and there is none.
+    let _ = match config.log_format {
+        LogFormat::Json => builder.json().try_init(),
+        LogFormat::Text => builder.try_init(),
+    };
+}
+
+/// Makes sure that no other daemon uses the same state.
+fn lock(state_dir: &Path) -> Result<File, Failure> {
+    let failed = |error| Failure::system(&format!("cannot use {}", state_dir.display()), &error);
+    DirBuilder::new().recursive(true).mode(0o700).create(state_dir).map_err(failed)?;
+    let file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(0o600)
+        .open(state_dir.join("daemon.lock"))
+        .map_err(failed)?;
+    rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|error| {
+        if error == rustix::io::Errno::WOULDBLOCK {
+            let message = format!("another daemon uses {}", state_dir.display());
+            return Failure::fatal("state", message)
+                .with_hint("end that one, or use another directory: --state-dir DIR");
+        }
+        failed(error.into())
+    })?;
+    Ok(file)
+}
