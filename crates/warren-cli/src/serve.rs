@@ -128,7 +128,7 @@ fn backends(config: &Config) -> Result<Vec<Arc<dyn IsolationBackend>>, Failure> 
         Ok(match name.as_str() {
             "host" => Arc::new(HostBackend::new(HostConfig { accept_no_isolation: true })),
             "fake" => Arc::new(FakeBackend::new()),
-            _ => Arc::new(LinuxBackend::new()?),
+            _ => Arc::new(LinuxBackend::with_runtime(config.state_dir.join("sandboxes"))?),
         })
     };
     config.backends.iter().map(make).collect()

@@ -228,7 +228,7 @@ impl IsolationBackend for LinuxBackend {
     }
 
     async fn probe(&self) -> Result<BackendCapabilities> {
-        Ok(self.examine().await.capabilities())
+        Ok(self.examine().await.capabilities(self.inner.runtime.is_some()))
     }
 
     async fn create_sandbox(&self, spec: &SandboxSpec) -> Result<Box<dyn Sandbox>> {

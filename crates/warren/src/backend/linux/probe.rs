@@ -47,7 +47,7 @@ impl HostReport {
     }
 
     /// Says the same in the terms of the contract.
-    pub(crate) fn capabilities(&self) -> BackendCapabilities {
+    pub(crate) fn capabilities(&self, persistent: bool) -> BackendCapabilities {
         let all = |layers: &[&str]| layers.iter().all(|layer| self.holds(layer));
         let profiles = if self.is_usable() { profile::profile_names() } else { Vec::new() };
         BackendCapabilities {
@@ -57,7 +57,7 @@ impl HostReport {
             process_isolation: all(&["processes"]),
             resource_limits: all(&["memory", "processes limit", "cpu", "quota"]),
             syscall_filtering: all(&["seccomp"]),
-            persistent_sandboxes: false,
+            persistent_sandboxes: persistent,
             snapshots: false,
             max_concurrent_sandboxes: None,
             available_profiles: profiles.into_iter().map(str::to_owned).collect(),
