@@ -23,8 +23,9 @@ async fn read(response: &mut Response<Body>, count: usize) -> Vec<(String, Strin
     while events.len() < count {
         let frame =
             tokio::time::timeout(Duration::from_secs(10), response.body_mut().frame()).await;
-        let data = frame.expect("in time").expect("more").unwrap().into_data().unwrap();
-        let text = String::from_utf8(data.to_vec()).unwrap();
+        let data =
+            frame.expect("in time").expect("more").expect("a frame").into_data().expect("data");
+        let text = String::from_utf8(data.to_vec()).expect("UTF-8");
         for event in text.split("\n\n").filter(|event| event.contains("event: ")) {
             let field = |name: &str| {
                 event
@@ -33,7 +34,7 @@ async fn read(response: &mut Response<Body>, count: usize) -> Vec<(String, Strin
                     .unwrap_or_default()
                     .to_owned()
             };
-            let data = serde_json::from_str(&field("data: ")).unwrap();
+            let data = serde_json::from_str(&field("data: ")).expect("JSON");
             events.push((field("id: "), field("event: "), data));
         }
     }
