@@ -1,7 +1,7 @@
 //! Quotas hold under any concurrency.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tokio_util::task::TaskTracker;
@@ -26,6 +26,8 @@ async fn create(daemon: &Daemon, key: &str, body: Value) -> (u16, Value) {
 async fn of_a_thousand_creates_at_once_exactly_as_many_succeed_as_the_quota_says() {
     let daemon = Arc::new(Daemon::new().await);
     let key = daemon.key("alice", Quotas { sandboxes: Some(10), ..Quotas::default() });
+    // Nobody is served before everybody has asked.
+    daemon.backend.stall(Step::Create, When::Always);
     let tasks = TaskTracker::new();
     let handles: Vec<_> = (0..1_000)
         .map(|_| {
@@ -33,6 +35,12 @@ async fn of_a_thousand_creates_at_once_exactly_as_many_succeed_as_the_quota_says
             tasks.spawn(async move { create(&daemon, &key, json!({})).await })
         })
         .collect();
+    let began = Instant::now();
+    while tasks.len() > 10 {
+        assert!(began.elapsed() < Duration::from_secs(30), "{} still ask", tasks.len());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    daemon.backend.release(Step::Create);
     let (mut made, mut refused) = (Vec::new(), 0);
     for handle in handles {
         match handle.await.unwrap() {
