@@ -1,0 +1,76 @@
+//! Repeating a request.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use warren::backend::fake::{Step, When};
+
+use crate::support::{ALICE, BOB, Daemon};
+
+const KEY: [(&str, &str); 1] = [("idempotency-key", "once")];
+
+#[tokio::test]
+async fn the_same_key_and_body_get_the_same_answer_and_one_sandbox() {
+    let daemon = Arc::new(Daemon::new().await);
+    let ask =
+        async |peer, body: Value| daemon.call_with(peer, "POST", "/v1/sandboxes", body, &KEY).await;
+    let body = json!({ "name": "web" });
+    // The first is held up, so that the others come while it runs.
+    daemon.backend.stall(Step::Create, When::Always);
+    let release = async {
+        while daemon.backend.stalled(Step::Create) == 0 {
+            tokio::task::yield_now().await;
+        }
+        daemon.backend.release(Step::Create);
+    };
+    let (first, second, third, ()) = tokio::join!(
+        ask(ALICE, body.clone()),
+        ask(ALICE, body.clone()),
+        ask(ALICE, body.clone()),
+        release
+    );
+    let fourth = ask(ALICE, body.clone()).await;
+    assert_eq!(first.status, 201);
+    for again in [second, third, fourth] {
+        assert_eq!((again.status, &again.bytes), (201, &first.bytes));
+        assert!(again.headers.contains(&("idempotency-replayed".into(), "true".into())));
+    }
+    assert_eq!(daemon.backend.counts().created, 1);
+
+    let other = ask(ALICE, json!({ "name": "other" })).await;
+    assert_eq!((other.status, other.code().as_str()), (409, "idempotency_mismatch"));
+    let bobs = ask(BOB, json!({ "name": "other" })).await;
+    assert_eq!(bobs.status, 201, "another tenant has its own keys");
+    assert_eq!(daemon.backend.counts().created, 2);
+}
+
+#[tokio::test]
+async fn what_failed_can_be_tried_again_under_the_same_key() {
+    let daemon = Daemon::new().await;
+    daemon.backend.fail(Step::Create, When::Nth(1));
+    let body = json!({});
+    let failed = daemon.call_with(ALICE, "POST", "/v1/sandboxes", body.clone(), &KEY).await;
+    assert_eq!(failed.status, 500);
+    daemon.call_with(ALICE, "POST", "/v1/sandboxes", body, &KEY).await.expect(201);
+}
+
+#[tokio::test]
+async fn a_create_whose_caller_hung_up_is_rolled_back() {
+    let daemon = Daemon::new().await;
+    daemon.backend.stall(Step::Create, When::Always);
+    let create = daemon.call(ALICE, "POST", "/v1/sandboxes", json!({ "name": "web" }));
+    let stalled = async {
+        while daemon.backend.stalled(Step::Create) == 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        answer = create => panic!("{answer:?}"),
+        () = stalled => {}
+    }
+    daemon.backend.release(Step::Create);
+    while daemon.backend.counts().created == 0 || daemon.backend.counts().live > 0 {
+        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+    }
+    daemon.create(ALICE, json!({ "name": "web" })).await;
+}

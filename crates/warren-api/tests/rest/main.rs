@@ -1,0 +1,11 @@
+//! The native dialect as its callers meet it, on a real manager and a backend with no kernel in it.
+
+mod bad_input;
+mod description;
+mod events;
+mod idempotency;
+mod lists;
+mod quotas;
+mod sessions;
+mod support;
+mod tenants;

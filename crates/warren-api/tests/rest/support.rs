@@ -1,0 +1,171 @@
+//! A daemon without sockets: requests go straight to the router, each with its peer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::http::{Method, Request, Response, header};
+use http_body_util::BodyExt as _;
+use serde_json::{Value, json};
+use tower::ServiceExt as _;
+use warren::backend::FakeBackend;
+use warren::{DefaultSandboxManager, PoolConfig, SandboxManagerConfig};
+use warren_api::keys::{Keys, Quotas};
+use warren_api::{Api, Options, Peer, rest};
+
+/// A user that is neither root nor the daemon's own.
+pub(crate) const ALICE: Peer = Peer::Unix { uid: 4_000_001 };
+pub(crate) const BOB: Peer = Peer::Unix { uid: 4_000_002 };
+pub(crate) const ROOT: Peer = Peer::Unix { uid: 0 };
+
+pub(crate) struct Daemon {
+    pub(crate) api: Api,
+    pub(crate) router: Router,
+    pub(crate) backend: FakeBackend,
+    pub(crate) state: tempfile::TempDir,
+}
+
+/// An answer, whole.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) bytes: Bytes,
+}
+
+impl Answer {
+    #[track_caller]
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(&self.bytes)
+            .unwrap_or_else(|error| panic!("{error}: {:?}", self.bytes))
+    }
+
+    /// Returns the code of a refusal, having checked its shape.
+    #[track_caller]
+    pub(crate) fn code(&self) -> String {
+        let body = self.json();
+        let error = &body["error"];
+        assert!(error["message"].as_str().is_some_and(|message| !message.is_empty()), "{body}");
+        assert!(error["hint"].as_str().is_some_and(|hint| !hint.is_empty()), "{body}");
+        error["code"].as_str().expect("a code").to_owned()
+    }
+
+    #[track_caller]
+    pub(crate) fn expect(self, status: u16) -> Value {
+        assert_eq!(self.status, status, "{:?}", self.bytes);
+        if self.bytes.is_empty() { Value::Null } else { self.json() }
+    }
+}
+
+impl Daemon {
+    pub(crate) async fn new() -> Self {
+        Self::with(SandboxManagerConfig::default()).await
+    }
+
+    pub(crate) async fn with(config: SandboxManagerConfig) -> Self {
+        let backend = FakeBackend::new();
+        let pool = PoolConfig { enabled: false, ..PoolConfig::default() };
+        let config = SandboxManagerConfig { pool, ..config };
+        let manager = DefaultSandboxManager::new(vec![Arc::new(backend.clone())], config);
+        let state = tempfile::tempdir().expect("a directory");
+        let keys = Keys::at(state.path().join("keys.json"));
+        let options = Options { keys: Some(keys), allowed_hosts: Vec::new() };
+        let api = Api::new(Arc::new(manager), options);
+        api.start().await.expect("an API");
+        Self { router: rest::router(&api), api, backend, state }
+    }
+
+    pub(crate) fn key(&self, tenant: &str, quotas: Quotas) -> String {
+        self.keys().create(tenant, quotas).expect("a key").0
+    }
+
+    pub(crate) fn keys(&self) -> Keys {
+        Keys::at(self.state.path().join("keys.json"))
+    }
+
+    pub(crate) async fn call(&self, peer: Peer, method: &str, path: &str, body: Value) -> Answer {
+        self.call_with(peer, method, path, body, &[]).await
+    }
+
+    pub(crate) async fn call_with(
+        &self,
+        peer: Peer,
+        method: &str,
+        path: &str,
+        body: Value,
+        headers: &[(&str, &str)],
+    ) -> Answer {
+        let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
+        let mut all = vec![("content-type", "application/json")];
+        all.extend_from_slice(headers);
+        self.send(peer, method, path, body, &all).await
+    }
+
+    pub(crate) async fn send(
+        &self,
+        peer: Peer,
+        method: &str,
+        path: &str,
+        body: Vec<u8>,
+        headers: &[(&str, &str)],
+    ) -> Answer {
+        read(self.open(peer, method, path, body, headers).await).await
+    }
+
+    /// Sends a request and leaves the body of the answer to the caller.
+    pub(crate) async fn open(
+        &self,
+        peer: Peer,
+        method: &str,
+        path: &str,
+        body: Vec<u8>,
+        headers: &[(&str, &str)],
+    ) -> Response<Body> {
+        let method = Method::from_bytes(method.as_bytes()).expect("a method");
+        let mut request = Request::builder().method(method).uri(path).extension(peer);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Body::from(body)).expect("a request");
+        let answer = self.router.clone().oneshot(request);
+        let answer = tokio::time::timeout(Duration::from_secs(30), answer).await;
+        answer.expect("an answer in time").expect("infallible")
+    }
+
+    pub(crate) async fn create(&self, peer: Peer, body: Value) -> (String, String) {
+        let made = self.call(peer, "POST", "/v1/sandboxes", body).await.expect(201);
+        let text = |value: &Value| value.as_str().expect("text").to_owned();
+        (text(&made["sandbox"]["id"]), text(&made["session"]["id"]))
+    }
+
+    pub(crate) async fn state_of(&self, peer: Peer, session: &str) -> String {
+        let answer = self.call(peer, "GET", &format!("/v1/sessions/{session}"), Value::Null).await;
+        match answer.status {
+            404 => "terminated".to_owned(),
+            _ => answer.expect(200)["state"].as_str().expect("a state").to_owned(),
+        }
+    }
+}
+
+async fn read(response: Response<Body>) -> Answer {
+    let (head, body) = response.into_parts();
+    let bytes = body.collect().await.expect("a body").to_bytes();
+    let headers = head
+        .headers
+        .iter()
+        .filter(|(name, _)| *name != header::DATE)
+        .map(|(name, value)| (name.to_string(), String::from_utf8_lossy(value.as_bytes()).into()))
+        .collect();
+    Answer { status: head.status.as_u16(), headers, bytes }
+}
+
+/// A peer on TCP.
+pub(crate) fn tcp() -> Peer {
+    let address = |text: &str| text.parse().expect("an address");
+    Peer::Tcp { from: address("127.0.0.1:50000"), to: address("127.0.0.1:8080") }
+}
+
+pub(crate) fn echo() -> Value {
+    json!({ "program": "echo", "args": ["hi"] })
+}

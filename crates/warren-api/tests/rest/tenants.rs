@@ -1,0 +1,205 @@
+//! Who may see what.
+
+use serde_json::{Value, json};
+use warren_api::keys::Quotas;
+
+use crate::support::{ALICE, Answer, BOB, Daemon, ROOT, echo, tcp};
+
+/// Every endpoint that names something, with a body that would be taken.
+fn named() -> Vec<(&'static str, &'static str, Value)> {
+    let none = || Value::Null;
+    vec![
+        ("GET", "/v1/sandboxes/{sandbox}", none()),
+        ("DELETE", "/v1/sandboxes/{sandbox}", none()),
+        ("POST", "/v1/sandboxes/{sandbox}/exec", echo()),
+        ("POST", "/v1/sandboxes/{sandbox}/attach", json!({})),
+        ("POST", "/v1/sandboxes", json!({ "select": { "preferred_id": "{sandbox}" } })),
+        ("PUT", "/v1/default", json!({ "sandbox_id": "{sandbox}" })),
+        ("GET", "/v1/sessions/{session}", none()),
+        ("DELETE", "/v1/sessions/{session}", none()),
+        ("POST", "/v1/sessions/{session}/attach", none()),
+        ("POST", "/v1/sessions/{session}/detach", none()),
+        ("POST", "/v1/sessions/{session}/suspend", none()),
+        ("POST", "/v1/sessions/{session}/resume", none()),
+        ("POST", "/v1/sessions/{session}/release", json!({})),
+        ("POST", "/v1/sessions/{session}/release", json!({ "keep_alive": true })),
+    ]
+}
+
+/// Asks, and puts a placeholder for the id into the answer: the ids differ, nothing else may.
+async fn ask(
+    daemon: &Daemon,
+    (method, path, body): &(&str, &str, Value),
+    headers: &[(&str, &str)],
+    peer: warren_api::Peer,
+    (sandbox, session): (&str, &str),
+) -> Answer {
+    let fill = |text: &str| text.replace("{sandbox}", sandbox).replace("{session}", session);
+    let body = match body {
+        Value::Null => Value::Null,
+        body => serde_json::from_str(&fill(&body.to_string())).expect("JSON"),
+    };
+    let mut answer = daemon.call_with(peer, method, &fill(path), body, headers).await;
+    let text = String::from_utf8(answer.bytes.to_vec()).expect("UTF-8");
+    answer.bytes = text.replace(sandbox, "ID").replace(session, "ID").into();
+    answer
+}
+
+const UNKNOWN: (&str, &str) =
+    ("sbx-00000000-0000-4000-8000-000000000000", "sess-00000000-0000-4000-8000-000000000000");
+
+#[tokio::test]
+async fn what_is_anothers_is_answered_like_what_does_not_exist() {
+    let daemon = Daemon::new().await;
+    let key = daemon.key("mallory", Quotas::default());
+    let bearer = format!("Bearer {key}");
+    let on_tcp = [("host", "127.0.0.1:8080"), ("authorization", bearer.as_str())];
+    let other_client = [("x-warren-client", "other")];
+    let strangers: [(_, &[(&str, &str)]); 3] =
+        [(BOB, &[]), (tcp(), &on_tcp), (ALICE, &other_client)];
+
+    for state in ["active", "detached", "suspended"] {
+        let (sandbox, session) = daemon.create(ALICE, json!({ "name": state })).await;
+        let verb = match state {
+            "detached" => Some("detach"),
+            "suspended" => Some("suspend"),
+            _ => None,
+        };
+        if let Some(verb) = verb {
+            let path = format!("/v1/sessions/{session}/{verb}");
+            daemon.call(ALICE, "POST", &path, Value::Null).await.expect(200);
+        }
+        let ids = (sandbox.as_str(), session.as_str());
+        for endpoint in named() {
+            for (peer, headers) in strangers {
+                let unknown = ask(&daemon, &endpoint, headers, peer, UNKNOWN).await;
+                let theirs = ask(&daemon, &endpoint, headers, peer, ids).await;
+                assert_eq!(unknown.status, 404, "{endpoint:?}: {unknown:?}");
+                assert_eq!(theirs, unknown, "{state} {endpoint:?}");
+            }
+        }
+        assert_eq!(daemon.state_of(ALICE, &session).await, state, "nobody touched it");
+    }
+}
+
+#[tokio::test]
+async fn the_matrix_has_every_endpoint_that_names_something() {
+    let daemon = Daemon::new().await;
+    let document: Value =
+        serde_json::from_str(&warren_api::rest::description(&daemon.api)).unwrap();
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        if !path.contains('{') {
+            continue;
+        }
+        for method in methods.as_object().unwrap().keys() {
+            let known = named().into_iter().any(|(verb, tried, _)| {
+                let tried = tried.replace("{sandbox}", "{id}").replace("{session}", "{id}");
+                verb.eq_ignore_ascii_case(method) && tried == *path
+            });
+            assert!(known, "{method} {path} is not in the matrix of tenants");
+        }
+    }
+}
+
+#[tokio::test]
+async fn lists_numbers_and_the_default_tell_nothing_of_others() {
+    let daemon = Daemon::new().await;
+    let before = daemon.call(BOB, "GET", "/v1/stats", Value::Null).await;
+    let (sandbox, _) = daemon.create(ALICE, json!({})).await;
+    let body = json!({ "sandbox_id": sandbox });
+    daemon.call(ALICE, "PUT", "/v1/default", body).await.expect(200);
+    for path in ["/v1/sandboxes", "/v1/sessions"] {
+        let seen = daemon.call(BOB, "GET", path, Value::Null).await.expect(200);
+        assert_eq!(seen, json!({ "items": [], "next": null }), "{path}");
+        let own = daemon.call(ALICE, "GET", path, Value::Null).await.expect(200);
+        assert_eq!(own["items"].as_array().unwrap().len(), 1, "control: {path}");
+        let all = daemon.call(ROOT, "GET", path, Value::Null).await.expect(200);
+        assert_eq!(all["items"].as_array().unwrap().len(), 1, "root sees all: {path}");
+    }
+    assert_eq!(daemon.call(BOB, "GET", "/v1/stats", Value::Null).await, before);
+    let seen = daemon.call(BOB, "GET", "/v1/default", Value::Null).await.expect(200);
+    assert_eq!(seen, json!({ "sandbox_id": null }));
+    let ran = daemon.call(BOB, "POST", "/v1/default/exec", echo()).await;
+    assert_eq!((ran.status, ran.code().as_str()), (404, "no_default"));
+    let ran = daemon.call(ALICE, "POST", "/v1/default/exec", echo()).await.expect(200);
+    assert_eq!(ran["stdout"], "hi\n");
+}
+
+#[tokio::test]
+async fn only_the_operator_shows_host_paths_and_lifts_limits() {
+    let daemon = Daemon::new().await;
+    for body in [
+        json!({ "allowed_paths_ro": ["/etc"] }),
+        json!({ "allowed_paths_rw": ["/etc"] }),
+        json!({ "bind_mounts": [{ "source": "/etc", "target": "/x" }] }),
+        json!({ "limits": { "max_processes": null } }),
+        json!({ "limits": { "max_memory_bytes": null } }),
+    ] {
+        let refused = daemon.call(ALICE, "POST", "/v1/sandboxes", body.clone()).await;
+        assert_eq!((refused.status, refused.code().as_str()), (403, "forbidden"), "{body}");
+        let create = json!({ "create_if_missing": true, "create": body.clone() });
+        let refused = daemon.call(ALICE, "POST", "/v1/sandboxes/mine/attach", create).await;
+        assert_eq!(refused.status, 403, "{body}");
+        daemon.call(ROOT, "POST", "/v1/sandboxes", body).await.expect(201);
+    }
+    assert_eq!(daemon.backend.counts().created, 5, "only the operator's");
+}
+
+#[tokio::test]
+async fn tcp_takes_a_key_and_nothing_else() {
+    let daemon = Daemon::new().await;
+    let key = daemon.key("alice", Quotas::default());
+    let bearer = format!("Bearer {key}");
+    let wrong = format!("Bearer {}", key.replace("wrn_", "wrn-"));
+    let host = ("host", "127.0.0.1:8080");
+    let get = async |headers: &[(&str, &str)], path: &str| {
+        daemon.call_with(tcp(), "GET", path, Value::Null, headers).await
+    };
+    get(&[host, ("authorization", &bearer)], "/v1/sandboxes").await.expect(200);
+    get(&[host, ("x-api-key", &key)], "/v1/sandboxes").await.expect(200);
+    for headers in [
+        vec![host],
+        vec![host, ("authorization", &wrong)],
+        vec![host, ("authorization", &key)],
+        vec![host, ("authorization", "Bearer ")],
+        vec![host, ("authorization", "Basic YTpi")],
+        vec![host, ("x-api-key", "")],
+        vec![host, ("x-api-key", &key), ("authorization", &bearer)],
+    ] {
+        for (method, path, body) in named() {
+            let path = path.replace("{sandbox}", "x").replace("{session}", "x");
+            let refused = daemon.call_with(tcp(), method, &path, body, &headers).await;
+            assert_eq!((refused.status, refused.code().as_str()), (401, "unauthenticated"));
+        }
+        get(&headers, "/v1/health").await.expect(200);
+    }
+    let in_query = get(&[host], &format!("/v1/sandboxes?key={key}")).await;
+    assert_eq!(in_query.status, 401);
+    let id = daemon.keys().list().unwrap()[0].id.clone();
+    daemon.keys().revoke(&id).unwrap();
+    assert_eq!(get(&[host, ("x-api-key", &key)], "/v1/sandboxes").await.status, 401);
+}
+
+#[tokio::test]
+async fn a_web_page_cannot_use_a_browser_to_reach_us() {
+    let daemon = Daemon::new().await;
+    let key = daemon.key("alice", Quotas::default());
+    let key = ("x-api-key", key.as_str());
+    for headers in [
+        vec![key, ("host", "evil.example:8080")],
+        vec![key, ("host", "127.0.0.1:9090")],
+        vec![key],
+        vec![key, ("host", "127.0.0.1:8080"), ("origin", "http://evil.example")],
+        vec![key, ("host", "127.0.0.1:8080"), ("origin", "null")],
+    ] {
+        for path in ["/v1/sandboxes", "/v1/health", "/v1/openapi.json"] {
+            let refused = daemon.call_with(tcp(), "GET", path, Value::Null, &headers).await;
+            assert_eq!((refused.status, refused.code().as_str()), (403, "forbidden"));
+            let allows = refused.headers.iter().any(|(name, _)| name.starts_with("access-control"));
+            assert!(!allows, "no CORS");
+        }
+    }
+    let form = [("content-type", "text/plain")];
+    let sent = daemon.send(ALICE, "POST", "/v1/sandboxes", b"{ }".to_vec(), &form).await;
+    assert_eq!((sent.status, sent.code().as_str()), (415, "media_type"));
+}

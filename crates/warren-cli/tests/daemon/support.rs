@@ -1,0 +1,134 @@
+//! A daemon of one's own, with a backend that has no kernel in it.
+
+use std::os::unix::net::UnixDatagram;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// No test waits longer, whatever is stuck.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A daemon that runs. Dropping it ends it.
+pub(crate) struct Daemon {
+    child: Option<Child>,
+    pub(crate) place: Place,
+}
+
+/// Where a daemon has everything.
+pub(crate) struct Place(tempfile::TempDir);
+
+/// What a run of the binary gave.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::tempdir().expect("a directory"))
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Makes a command for the binary that finds everything here.
+    pub(crate) fn warren(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_warren"));
+        command
+            .args(args)
+            .env_clear()
+            .env("PATH", "/usr/bin:/bin")
+            .env("HOME", self.0.path())
+            .env("WARREN_SOCKET", self.path("run/warren.sock"))
+            .env("WARREN_STATE_DIR", self.path("state"))
+            .env("WARREN_BACKENDS", "fake")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    pub(crate) fn run(&self, args: &[&str]) -> Outcome {
+        outcome(self.warren(args).output().expect("the program runs"))
+    }
+}
+
+pub(crate) fn outcome(output: Output) -> Outcome {
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
+    let (stdout, stderr) = (text(output.stdout), text(output.stderr));
+    Outcome { code: output.status.code(), stdout, stderr }
+}
+
+impl Daemon {
+    pub(crate) fn start() -> Self {
+        Self::start_in(Place::new(), &[])
+    }
+
+    /// Starts one and waits until it says that it is ready.
+    pub(crate) fn start_in(place: Place, args: &[&str]) -> Self {
+        let notify = place.path("notify");
+        let _ = std::fs::remove_file(&notify);
+        let socket = UnixDatagram::bind(&notify).expect("a socket");
+        socket.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        let mut command = place.warren(&["serve"]);
+        let log = std::fs::File::create(place.path("log")).expect("a log");
+        let child = command.args(args).env("NOTIFY_SOCKET", &notify).stderr(log).spawn();
+        let this = Self { child: Some(child.expect("the daemon starts")), place };
+        let mut buffer = [0; 64];
+        let length = socket.recv(&mut buffer).unwrap_or_else(|error| {
+            panic!("not ready ({error}): {}", this.log());
+        });
+        assert_eq!(&buffer[..length], b"READY=1");
+        this
+    }
+
+    pub(crate) fn run(&self, args: &[&str]) -> Outcome {
+        self.place.run(args)
+    }
+
+    /// Runs what must succeed and returns what it printed, without the last line's end.
+    #[track_caller]
+    pub(crate) fn ok(&self, args: &[&str]) -> String {
+        let seen = self.run(args);
+        assert_eq!((seen.code, seen.stderr.as_str()), (Some(0), ""), "{args:?}: {seen:?}");
+        seen.stdout.trim_end().to_owned()
+    }
+
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.place.path("log")).unwrap_or_default()
+    }
+
+    /// Sends a signal and waits for the end.
+    pub(crate) fn end(mut self, signal: &str) -> (Option<i32>, Self) {
+        let mut child = self.child.take().expect("it runs");
+        let id = child.id().to_string();
+        let sent = Command::new("kill").args([&format!("-{signal}"), &id]).status();
+        assert!(sent.expect("kill runs").success());
+        let began = Instant::now();
+        let status = loop {
+            if let Some(status) = child.try_wait().expect("a status") {
+                break status;
+            }
+            assert!(began.elapsed() < PATIENCE, "it does not end: {}", self.log());
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        (status.code(), self)
+    }
+
+    pub(crate) fn into_place(mut self) -> Place {
+        assert!(self.child.is_none(), "end it first");
+        std::mem::replace(&mut self.place, Place::new())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
