@@ -327,3 +327,17 @@ async fn touching_is_not_written_at_each_command() {
     let writes = store.writes() - before;
     assert!((1..=3).contains(&writes), "{writes} writes in ten seconds of commands");
 }
+
+#[tokio::test(start_paused = true)]
+async fn d1_what_the_host_has_and_no_record_names_is_removed() {
+    let backend = FakeBackend::new();
+    let store = MemoryStore::new();
+    let first = opened(&backend, poolless(), &store).await;
+    let (session, _) = acquire(&first, "c").await;
+    first.shutdown(Shutdown::LeaveRunning).await;
+    let options = CreateOptions { persistent: true, ..CreateOptions::default() };
+    let stray = backend.create_sandbox_with(&spec(), &options).await.unwrap();
+    let _second = opened(&backend, poolless(), &store).await;
+    assert!(!stray.is_alive().await);
+    assert_eq!(backend.remains().await.unwrap(), [session.sandbox_id]);
+}
