@@ -56,8 +56,8 @@ impl Guarded {
         inner: Arc<Inner>,
         handle: Arc<dyn Sandbox>,
         session: Option<String>,
-    ) -> Arc<dyn Sandbox> {
-        Arc::new(Self { inner, handle, session })
+    ) -> Self {
+        Self { inner, handle, session }
     }
 
     /// Begins a piece of work, if the sandbox is to be used.

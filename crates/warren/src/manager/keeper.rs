@@ -51,7 +51,7 @@ pub(super) enum Request {
     /// End what timed out, and do what could not be done before.
     Tend { reply: oneshot::Sender<u64> },
     /// Write what changed without having been written.
-    Flush { reply: oneshot::Sender<()> },
+    Flush { reply: Reply<()> },
     /// End with every session.
     Discard { reply: Reply<()> },
     /// Take a session back that nobody received.
@@ -140,7 +140,14 @@ pub(super) struct Birth {
     /// Who waits for it; nobody for a warm one.
     pub(super) parent: Option<Parent>,
     /// Whose place it takes, and tells when that is gone.
-    pub(super) after: Option<oneshot::Receiver<Result<()>>>,
+    pub(super) after: Option<Predecessor>,
+}
+
+/// A warm sandbox that gives way.
+#[derive(Debug)]
+pub(super) struct Predecessor {
+    pub(super) id: SandboxId,
+    pub(super) gone: oneshot::Receiver<Result<()>>,
 }
 
 /// Who waits for a sandbox.
@@ -250,10 +257,16 @@ impl Keeper {
         &mut self,
         spec: &SandboxSpec,
         options: &CreateOptions,
-        after: Option<oneshot::Receiver<Result<()>>>,
+        after: Option<Predecessor>,
     ) -> Result<()> {
-        if let Some(after) = after {
-            let gone = after.await.unwrap_or(Err(SandboxError::ShuttingDown));
+        if let Some(Predecessor { id, gone }) = after {
+            let gone = gone.await.unwrap_or_else(|_| {
+                // A sweep may have ended it before it could be asked to go.
+                match self.inner.registry().sandboxes.contains_key(&id) {
+                    true => Err(SandboxError::ShuttingDown),
+                    false => Ok(()),
+                }
+            });
             if let Err(error) = gone {
                 self.leave();
                 return Err(error);
@@ -426,6 +439,12 @@ impl Keeper {
 
     /// Lets the owner in.
     async fn join(&mut self, client: &str, join: Join, fresh: bool) -> Result<Joined> {
+        let life = self.inner.registry().sandboxes.get(&self.id).map(|entry| entry.life);
+        if life == Some(Life::Ending) {
+            // Its end has failed before; once it succeeds, its id is free for a new one.
+            self.destroy(Vec::new(), false).await?;
+            return Err(self.lost());
+        }
         let handle = self.handle()?;
         if !self.is_alive(&handle).await {
             let _ = self.destroy(Vec::new(), false).await;
@@ -660,15 +679,16 @@ impl Keeper {
             self.inner.persist_or_owe(dropped).await;
         }
         if !self.gone {
-            self.flush().await;
+            // What cannot be written now is written by the next.
+            let _ = self.flush().await;
         }
         count
     }
 
     /// Writes what changed without having been written.
-    async fn flush(&mut self) {
+    async fn flush(&mut self) -> Result<()> {
         if !self.inner.is_durable() {
-            return;
+            return Ok(());
         }
         let (changes, ids) = {
             let registry = self.inner.registry();
@@ -683,9 +703,10 @@ impl Keeper {
             let ids: Vec<_> = dirty.iter().map(|held| held.shown.session_id.clone()).collect();
             (sessions.chain(sandbox).collect::<Vec<_>>(), ids)
         };
-        if changes.is_empty() || self.inner.persist(changes.into_iter()).await.is_err() {
-            return;
+        if changes.is_empty() {
+            return Ok(());
         }
+        self.inner.persist(changes.into_iter()).await?;
         let mut registry = self.inner.registry();
         if let Some(entry) = registry.sandboxes.get_mut(&self.id) {
             entry.dirty = false;
@@ -695,6 +716,7 @@ impl Keeper {
                 held.dirty = false;
             }
         }
+        Ok(())
     }
 
     /// Destroys the sandbox with every session it has, and forgets it. What fails keeps its place

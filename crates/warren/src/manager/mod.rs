@@ -32,7 +32,9 @@ use tokio_util::task::TaskTracker;
 use tracing::{debug, warn};
 
 use self::guarded::Guarded;
-use self::keeper::{Birth, Claimed, Join, Joined, Keeper, MAILBOX, Parent, Request, Wanted};
+use self::keeper::{
+    Birth, Claimed, Join, Joined, Keeper, MAILBOX, Parent, Predecessor, Request, Wanted,
+};
 use self::pool::Backoff;
 use self::registry::{Entry, Found, Life, Place, Registry};
 use self::selection::{Chosen, backend_lacks, labels_missing, same_spec, sandbox_lacks};
@@ -185,7 +187,8 @@ impl DefaultSandboxManager {
         let inner = &self.inner;
         inner.closing.store(true, Ordering::SeqCst);
         let requests: Vec<_> = {
-            let registry = inner.registry();
+            let mut registry = inner.registry();
+            registry.closed = true;
             registry.sandboxes.values().map(|entry| entry.mailbox.clone()).collect()
         };
         let mut waits = Vec::new();
@@ -193,11 +196,7 @@ impl DefaultSandboxManager {
             let (reply, done) = oneshot::channel();
             let request = match mode {
                 Shutdown::StopAll => Request::Discard { reply },
-                Shutdown::LeaveRunning => {
-                    let (flushed, _) = oneshot::channel();
-                    drop(reply);
-                    Request::Flush { reply: flushed }
-                }
+                Shutdown::LeaveRunning => Request::Flush { reply },
             };
             if mailbox.send(request).await.is_ok() {
                 waits.push(done);
@@ -426,7 +425,7 @@ impl Inner {
                 let (reply, gone) = oneshot::channel();
                 // Should there be no room, `gone` says so, and the next tend ends the warm one.
                 let _ = mailbox.try_send(Request::Discard { reply });
-                Some(gone)
+                Some(Predecessor { id: warm.clone(), gone })
             }
             Place::Full { .. } => return Ok(place),
         };
@@ -582,7 +581,7 @@ impl Inner {
 
     /// Takes a warm sandbox that becomes what the spec asks for.
     async fn take_warm(
-        &self,
+        self: &Arc<Self>,
         fitting: &[Fitting],
         spec: &Arc<SandboxSpec>,
         options: &SandboxSelectionOptions,
@@ -609,9 +608,9 @@ impl Inner {
                     missing.extend(lacks);
                     backends.retain(|other| *other != backend);
                 }
-                Ok(Ok(Claimed::Lost(_))) => {}
                 Ok(Err(error)) => return Err(error),
-                Err(_) => return Err(SandboxError::ShuttingDown),
+                // It died; another may do.
+                Ok(Ok(Claimed::Lost(_))) | Err(_) => self.enter()?,
             }
         }
         self.registry().ledger.misses += 1;
@@ -779,7 +778,7 @@ impl Inner {
         handle: Arc<dyn Sandbox>,
         session: Option<String>,
     ) -> Arc<dyn Sandbox> {
-        Guarded::new(Arc::clone(self), handle, session)
+        Arc::new(Guarded::new(Arc::clone(self), handle, session))
     }
 }
 

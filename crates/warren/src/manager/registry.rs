@@ -134,6 +134,8 @@ pub(super) struct Registry {
     pub(super) owed: Vec<Change>,
     /// Sandboxes of the store that could not be taken over yet; their ids are not free.
     pub(super) unreachable: BTreeSet<SandboxId>,
+    /// Whether no more places are given.
+    pub(super) closed: bool,
     ended: VecDeque<(String, String)>,
 }
 
@@ -165,6 +167,9 @@ impl Registry {
         backend_max: Option<u32>,
         evict: bool,
     ) -> Result<Place, SandboxError> {
+        if self.closed {
+            return Err(SandboxError::ShuttingDown);
+        }
         if self.sandboxes.contains_key(id) || self.unreachable.contains(id) {
             return Err(SandboxError::AlreadyExists { what: "sandbox", id: id.to_string() });
         }

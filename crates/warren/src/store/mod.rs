@@ -29,6 +29,7 @@ pub trait Store: Send + Sync + fmt::Debug {
 }
 
 /// One change to what is stored.
+#[expect(clippy::large_enum_variant, reason = "a change is made, written and dropped, never kept")]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Change {
     /// Writes a sandbox, new or changed.

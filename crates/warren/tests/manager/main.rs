@@ -1,0 +1,12 @@
+//! The manager on the fake backend, rule by rule of the contract.
+
+#![expect(clippy::unwrap_used, reason = "a helper of a test may panic as the test may")]
+
+mod acquire;
+mod concurrency;
+mod durability;
+mod health;
+mod model;
+mod pool;
+mod sessions;
+mod support;
