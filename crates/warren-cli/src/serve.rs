@@ -11,8 +11,8 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::fmt::format::FmtSpan;
 use warren::backend::{FakeBackend, HostBackend, HostConfig, LinuxBackend};
-use warren::store::Store as _;
 use warren::store::sqlite::SqliteStore;
+use warren::store::{Image, Store as _};
 use warren::{DefaultSandboxManager, IsolationBackend, Shutdown};
 use warren_api::keys::Keys;
 use warren_api::server::Server;
@@ -75,20 +75,14 @@ async fn run(
         None => None,
     };
 
-    let store = SqliteStore::open(&config.state_dir.join("warren.db"));
-    let store = Arc::new(store.map_err(warren::SandboxError::from)?);
-    let image = store.load().await.map_err(warren::SandboxError::from)?;
-    let manager =
-        DefaultSandboxManager::open(backends, config.manager.clone(), Arc::clone(&store) as _)
-            .await?;
+    let (manager, image) = manager(config, backends).await?;
     let options = Options { keys: Some(keys), allowed_hosts: config.allowed_hosts.clone() };
     let api = Api::new(Arc::new(manager.clone()), options);
-    for record in &image.sandboxes {
+    for record in image.iter().flat_map(|image| &image.sandboxes) {
         if let Some(owner) = &record.owner {
             api.remember(owner, &record.id, &record.spec.labels);
         }
     }
-    drop(image);
     api.start().await?;
 
     let server = Server::new();
@@ -111,7 +105,9 @@ async fn run(
     let leave = async {
         // Streams end first: they would keep their connections for ever.
         tokio::join!(api.stop(), server.close(PATIENCE));
-        let mode = if args.stop_all { Shutdown::StopAll } else { Shutdown::LeaveRunning };
+        // Without records the next daemon could not find what was left.
+        let stops = args.stop_all || image.is_none();
+        let mode = if stops { Shutdown::StopAll } else { Shutdown::LeaveRunning };
         manager.shutdown(mode).await;
     };
     tokio::select! {
@@ -121,6 +117,27 @@ async fn run(
         _ = interrupt.recv() => tracing::warn!("stopped at once"),
     }
     Ok(())
+}
+
+/// Opens a manager with records that outlive it, and returns what they said before; where no backend
+/// has sandboxes that outlive the daemon there is nothing to record, and the log says so.
+async fn manager(
+    config: &Config,
+    backends: Vec<Arc<dyn IsolationBackend>>,
+) -> Result<(DefaultSandboxManager, Option<Image>), Failure> {
+    let mut outlives = false;
+    for backend in &backends {
+        outlives |= backend.probe().await.is_ok_and(|can| can.persistent_sandboxes);
+    }
+    if !outlives {
+        tracing::warn!("sandboxes end with the daemon: no backend here can leave them running");
+        return Ok((DefaultSandboxManager::new(backends, config.manager.clone()), None));
+    }
+    let store = SqliteStore::open(&config.state_dir.join("warren.db"));
+    let store = Arc::new(store.map_err(warren::SandboxError::from)?);
+    let image = store.load().await.map_err(warren::SandboxError::from)?;
+    let manager = DefaultSandboxManager::open(backends, config.manager.clone(), store).await?;
+    Ok((manager, Some(image)))
 }
 
 fn backends(config: &Config) -> Result<Vec<Arc<dyn IsolationBackend>>, Failure> {
