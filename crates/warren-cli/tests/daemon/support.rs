@@ -15,7 +15,11 @@ pub(crate) struct Daemon {
 }
 
 /// Where a daemon has everything.
-pub(crate) struct Place(tempfile::TempDir);
+#[derive(Clone)]
+pub(crate) struct Place {
+    directory: std::sync::Arc<tempfile::TempDir>,
+    backend: &'static str,
+}
 
 /// What a run of the binary gave.
 #[derive(Debug, PartialEq, Eq)]
@@ -27,11 +31,16 @@ pub(crate) struct Outcome {
 
 impl Place {
     pub(crate) fn new() -> Self {
-        Self(tempfile::tempdir().expect("a directory"))
+        Self::with_backend("fake")
+    }
+
+    pub(crate) fn with_backend(backend: &'static str) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        Self { directory: directory.into(), backend }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
+        self.directory.path().join(name)
     }
 
     /// Makes a command for the binary that finds everything here.
@@ -41,10 +50,10 @@ impl Place {
             .args(args)
             .env_clear()
             .env("PATH", "/usr/bin:/bin")
-            .env("HOME", self.0.path())
+            .env("HOME", self.directory.path())
             .env("WARREN_SOCKET", self.path("run/warren.sock"))
             .env("WARREN_STATE_DIR", self.path("state"))
-            .env("WARREN_BACKENDS", "fake")
+            .env("WARREN_BACKENDS", self.backend)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());

@@ -87,8 +87,9 @@ pub trait IsolationBackend: Send + Sync {
         Ok(())
     }
 
-    /// Returns the ids of sandboxes of this backend that the host still has something of, whoever
-    /// made them; what belongs to nobody is among them.
+    /// Returns the ids of sandboxes that were made to outlive a process with this backend's settings
+    /// and that the host still has something of; what no record names belongs to nobody. What
+    /// another process made for itself is not among them.
     async fn remains(&self) -> Result<Vec<SandboxId>, SandboxError> {
         Ok(Vec::new())
     }

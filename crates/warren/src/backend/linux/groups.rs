@@ -91,19 +91,6 @@ impl Groups {
         Self::adopt(Places { v2, v1: v1.collect(), memory: None, pids: None })
     }
 
-    /// Lists the sandboxes that have a group.
-    pub(crate) fn all(support: &GroupSupport) -> Vec<SandboxId> {
-        let bases = [&support.memory, &support.pids, &support.cpu].into_iter();
-        let v1 = bases.filter_map(|controller| match controller {
-            Some(Controller::V1(base)) => Some(base),
-            Some(Controller::V2) | None => None,
-        });
-        let entries = v1.chain(&support.v2).filter_map(|base| fs::read_dir(base).ok()).flatten();
-        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
-        let ids = names.filter_map(|name| Some(SandboxId::from_string(name.strip_prefix(PREFIX)?)));
-        ids.filter(|id| id.validate().is_ok()).collect()
-    }
-
     /// Has them stay when this value goes.
     pub(crate) fn leave(&mut self) {
         self.on_drop = OnDrop::Leave;

@@ -304,11 +304,9 @@ impl IsolationBackend for LinuxBackend {
     }
 
     async fn remains(&self) -> Result<Vec<SandboxId>> {
-        let homes = self.inner.runtime.iter().flat_map(|runtime| Home::all(runtime));
-        let mut ids: Vec<_> = homes.chain(Groups::all(&self.inner.host.groups)).collect();
-        ids.sort_by(|a, b| a.as_str().cmp(b.as_str()));
-        ids.dedup();
-        Ok(ids)
+        // A sandbox that outlives its maker has its directory first and last of all. Control groups
+        // tell nothing: a `warren run`, or another daemon, has some too.
+        Ok(self.inner.runtime.iter().flat_map(|runtime| Home::all(runtime)).collect())
     }
 
     async fn list_sandboxes(&self) -> Result<Vec<SandboxId>> {
