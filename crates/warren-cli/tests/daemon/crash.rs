@@ -1,5 +1,7 @@
 //! The daemon is killed at random moments, with real sandboxes and under load (D1, D2).
 
+#![expect(clippy::unwrap_used, reason = "a helper of a test may panic as the test may")]
+
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Mutex;
@@ -35,8 +37,9 @@ impl Dice {
     }
 }
 
-const BEAT: &str =
-    "(while :; do date +%s%N > /workspace/beat; sleep 0.05; done) > /dev/null 2>&1 &";
+/// Starts something whose life can be seen; each beat is there whole or not at all.
+const BEAT: &str = "cd /workspace; date +%s%N > beat; \
+    (while :; do date +%s%N > next; mv next beat; sleep 0.05; done) > /dev/null 2> err &";
 
 /// Makes sandboxes, starts something in them and ends others, until told to stop.
 fn load(place: &Place, told: &Mutex<Told>, stop: &AtomicBool, mut dice: Dice) {
@@ -49,7 +52,9 @@ fn load(place: &Place, told: &Mutex<Told>, stop: &AtomicBool, mut dice: Dice) {
                 let mut told = told.lock().unwrap();
                 let index = dice.below(told.alive.len().max(1) as u64);
                 let chosen = told.alive.iter().nth(usize::try_from(index).unwrap()).cloned();
-                chosen.inspect(|id| drop(told.alive.remove(id)))
+                chosen.inspect(|id| {
+                    told.alive.remove(id);
+                })
             };
             if let Some(id) = chosen {
                 place.run(&["kill", &id]);
@@ -117,7 +122,8 @@ fn d1_a_daemon_killed_at_any_moment_loses_nothing_and_leaves_nothing() {
         let index = dice.below(alive.len().max(1) as u64);
         if let Some(id) = alive.iter().nth(usize::try_from(index).unwrap()) {
             let look = "cd /workspace; a=$(cat beat); sleep 0.3; b=$(cat beat); \
-                        test \"$a\" != \"$b\" || { echo \"$a, $b\"; ls -la; ps x; exit 1; }";
+                        test -n \"$a\" -a -n \"$b\" -a \"$a\" != \"$b\" || \
+                        { echo \"$a, $b\"; ls -la; cat err; ps x; exit 1; }";
             let beat = daemon.run(&["exec", id, "--", "sh", "-c", look]);
             assert_eq!(beat.code, Some(0), "round {round}: {id} has stopped: {beat:?}");
         }
