@@ -49,7 +49,7 @@ const UNKNOWN: (&str, &str) =
     ("sbx-00000000-0000-4000-8000-000000000000", "sess-00000000-0000-4000-8000-000000000000");
 
 #[tokio::test]
-async fn what_is_anothers_is_answered_like_what_does_not_exist() {
+async fn what_belongs_to_another_is_answered_like_what_does_not_exist() {
     let daemon = Daemon::new().await;
     let key = daemon.key("mallory", Quotas::default());
     let bearer = format!("Bearer {key}");
