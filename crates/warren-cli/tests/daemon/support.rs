@@ -138,6 +138,17 @@ impl Drop for Daemon {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
             let _ = child.wait();
+            // What it kept is made to stay; a test that failed half-way must not leave it.
+            if self.place.backend == "linux" && std::thread::panicking() {
+                let last =
+                    self.place.warren(&["serve", "--stop-all"]).stderr(Stdio::null()).spawn();
+                if let Ok(mut last) = last {
+                    std::thread::sleep(Duration::from_secs(3));
+                    let id = last.id().to_string();
+                    let _ = Command::new("kill").args(["-TERM", &id]).status();
+                    let _ = last.wait();
+                }
+            }
         }
     }
 }
