@@ -118,7 +118,7 @@ async fn a_suspended_sandbox_is_adopted_suspended() {
 
 #[tokio::test]
 async fn what_is_gone_or_a_stranger_is_not_adopted_and_nothing_of_it_is_left() {
-    for case in ["ended", "reused pid", "other boot", "garbage"] {
+    for case in ["ended", "reused pid", "other boot", "other sandbox", "garbage"] {
         let place = Place::new();
         let backend = place.backend();
         let made = backend.create(&place.spec, &persistent(&place.id)).await.unwrap();
@@ -135,6 +135,13 @@ async fn what_is_gone_or_a_stranger_is_not_adopted_and_nothing_of_it_is_left() {
             .unwrap(),
             "reused pid" => changed["start_time"] = 1.into(),
             "other boot" => changed["boot_id"] = "another".into(),
+            // A process that runs and was started when it says, but is in nobody's groups: ours.
+            "other sandbox" => {
+                let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+                let fields: Vec<_> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+                changed["pid"] = std::process::id().into();
+                changed["start_time"] = fields[19].parse::<u64>().unwrap().into();
+            }
             _ => changed = "garbage".into(),
         }
         let adopted = backend.adopt(&place.id, &place.spec, &changed.to_string()).await.unwrap();

@@ -69,6 +69,7 @@ fn parts(api: &Api) -> (Router<Api>, Document) {
         .routes(routes!(sessions::release))
         .routes(routes!(system::get_default, system::set_default, system::unset_default))
         .routes(routes!(system::stats))
+        .routes(routes!(system::cleanup))
         .route_layer(from_fn(hurry));
     let open = OpenApiRouter::new().routes(routes!(system::health));
     OpenApiRouter::with_openapi(Description::openapi())

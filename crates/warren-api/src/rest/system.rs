@@ -14,7 +14,8 @@ use warren::{SandboxId, SessionState};
 
 use super::sandboxes;
 use super::wire::{
-    DefaultBody, DefaultView, ExecBody, ExecView, HealthView, ManagerStatsView, StatsView,
+    CleanupView, DefaultBody, DefaultView, ExecBody, ExecView, HealthView, ManagerStatsView,
+    StatsView,
 };
 use crate::error::{ApiError, ErrorBody};
 use crate::events::{EventView, Item, Reader};
@@ -117,6 +118,27 @@ pub(crate) async fn exec_default(
             .with_hint("name a sandbox, or set the default: PUT /v1/default")
     })?;
     sandboxes::run(&api, &who, &id, body.value).await.map(Json)
+}
+
+/// Ends what is past its time now, instead of at the next sweep. For the operator alone: it is
+/// everybody's sessions that it looks at.
+#[utoipa::path(
+    post,
+    path = "/v1/cleanup",
+    tag = "system",
+    responses((status = 200, body = CleanupView), (status = 403, body = ErrorBody))
+)]
+pub(crate) async fn cleanup(
+    State(api): State<Api>,
+    who: Principal,
+) -> Result<Json<CleanupView>, ApiError> {
+    if !who.operator {
+        return Err(ApiError::forbidden(
+            "only the operator may sweep",
+            "wait: what is past its time ends by itself",
+        ));
+    }
+    Ok(Json(CleanupView { ended: api.manager().cleanup_expired().await? }))
 }
 
 /// Returns the numbers of this moment.

@@ -724,6 +724,13 @@ pub struct HealthView {
     pub version: String,
 }
 
+/// What a sweep did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CleanupView {
+    /// How many sessions were past their time and have been ended.
+    pub ended: u64,
+}
+
 pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

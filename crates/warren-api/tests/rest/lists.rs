@@ -71,3 +71,12 @@ async fn a_sandbox_is_shown_with_what_it_can_do() {
     let mine = daemon.call(ALICE, "GET", "/v1/stats", Value::Null).await.expect(200);
     assert_eq!((&mine["active_sandboxes"], mine.get("manager")), (&json!(1), None));
 }
+
+#[tokio::test]
+async fn only_the_operator_may_sweep() {
+    let daemon = Daemon::new().await;
+    let swept = daemon.call(ROOT, "POST", "/v1/cleanup", Value::Null).await.expect(200);
+    assert_eq!(swept["ended"], 0);
+    let refused = daemon.call(ALICE, "POST", "/v1/cleanup", Value::Null).await.expect(403);
+    assert_eq!(refused["error"]["code"], "forbidden");
+}

@@ -36,14 +36,21 @@ pub(crate) struct Anchor {
 
 impl Anchor {
     /// Returns a descriptor of the process that is meant, if it still runs.
-    pub(crate) fn find(&self) -> Option<OwnedFd> {
+    pub(crate) fn find(&self, id: &SandboxId) -> Option<OwnedFd> {
         if boot_id().ok()? != self.boot_id {
             return None;
         }
         let pidfd =
             rustix::process::pidfd_open(Pid::from_raw(self.pid)?, PidfdFlags::empty()).ok()?;
         // Asked after the descriptor was taken: if it is right now, it was right then.
-        (start_time(self.pid)? == self.start_time).then_some(pidfd)
+        let same = start_time(self.pid)? == self.start_time && self.is_in_its_groups(id);
+        same.then_some(pidfd)
+    }
+
+    /// Reports whether the process is in the sandbox's control groups, if it has any.
+    fn is_in_its_groups(&self, id: &SandboxId) -> bool {
+        let own = fs::read_to_string(format!("/proc/{}/cgroup", self.pid)).unwrap_or_default();
+        self.groups.is_empty() || own.contains(&super::groups::name(id))
     }
 }
 

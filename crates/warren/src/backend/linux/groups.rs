@@ -32,6 +32,13 @@ pub(crate) struct Places {
     pids: Option<PathBuf>,
 }
 
+impl Places {
+    /// Reports whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.v2.is_none() && self.v1.is_empty()
+    }
+}
+
 /// What becomes of something on the host when our value of it goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OnDrop {
@@ -203,7 +210,7 @@ impl Drop for Groups {
 /// What the directory of every sandbox begins with, in every hierarchy.
 const PREFIX: &str = "warren-";
 
-fn name(id: &SandboxId) -> String {
+pub(crate) fn name(id: &SandboxId) -> String {
     format!("{PREFIX}{id}")
 }
 

@@ -256,7 +256,7 @@ impl IsolationBackend for LinuxBackend {
             self.reclaim(id).await?;
             return Ok(None);
         };
-        let found = sandbox::adopt(Home::of(runtime, id), &anchor).await?;
+        let found = sandbox::adopt(id, Home::of(runtime, id), &anchor).await?;
         let Some((instance, suspended)) = found else {
             self.reclaim(id).await?;
             return Ok(None);

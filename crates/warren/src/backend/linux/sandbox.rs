@@ -114,8 +114,12 @@ impl Drop for Unfinished {
 }
 
 /// Finds a sandbox that outlived its maker; `None` if its process is gone.
-pub(crate) async fn adopt(home: Home, anchor: &Anchor) -> Result<Option<(Instance, bool)>> {
-    let Some(pidfd) = anchor.find() else { return Ok(None) };
+pub(crate) async fn adopt(
+    id: &SandboxId,
+    home: Home,
+    anchor: &Anchor,
+) -> Result<Option<(Instance, bool)>> {
+    let Some(pidfd) = anchor.find(id) else { return Ok(None) };
     let Ok(control) = home.connect() else { return Ok(None) };
     let control = Channel::over(control).map_err(|error| lost("watch a socket", error))?;
     let instance = Instance {
