@@ -76,6 +76,23 @@ impl Leaf {
         work.as_owner(|_| write(self.group.as_fd(), "cgroup.kill", "1"))
     }
 
+    /// Ends everything in the group but `spared`, which is frozen meanwhile like the others: none may
+    /// fork between being listed and being killed.
+    pub(crate) fn kill_but(&self, work: &Work, spared: i32, stay_frozen: bool) -> io::Result<()> {
+        self.freeze(work, true)?;
+        let procs = work.as_owner(|_| open(self.group.as_fd(), "cgroup.procs", OFlags::RDONLY));
+        let listed = procs.and_then(|procs| read_whole(&procs));
+        for pid in listed.iter().flat_map(|text| text.lines()) {
+            match pid.parse() {
+                Ok(pid) if pid != spared && pid > 1 => {
+                    let _ = process::signal_raw(pid, Signal::KILL.as_raw());
+                }
+                Ok(_) | Err(_) => {}
+            }
+        }
+        if stay_frozen { listed.map(drop) } else { self.freeze(work, false) }
+    }
+
     /// Freezes or thaws everything in the group and waits until it is so.
     pub(crate) fn freeze(&self, work: &Work, frozen: bool) -> io::Result<()> {
         let value = if frozen { "1" } else { "0" };
@@ -107,6 +124,18 @@ fn open(dir: BorrowedFd<'_>, name: &str, flags: OFlags) -> io::Result<OwnedFd> {
 fn write(dir: BorrowedFd<'_>, name: &str, value: &str) -> io::Result<()> {
     rustix::io::write(open(dir, name, OFlags::WRONLY)?, value.as_bytes())?;
     Ok(())
+}
+
+/// Reads a file of any length.
+fn read_whole(file: &OwnedFd) -> io::Result<String> {
+    let mut text = Vec::new();
+    loop {
+        let mut buffer = [0; 4096];
+        match rustix::io::read(file, &mut buffer)? {
+            0 => return Ok(String::from_utf8_lossy(&text).into_owned()),
+            length => text.extend_from_slice(&buffer[..length]),
+        }
+    }
 }
 
 fn read_all(file: &OwnedFd) -> io::Result<String> {
@@ -180,9 +209,15 @@ impl Census {
     /// Ends every process with `mark`, and no other, where there is no group to do it by.
     ///
     /// All are stopped first, so that none forks between being listed and being killed.
-    pub(crate) fn kill_marked(&self, mark: u64, suspended: bool) -> io::Result<()> {
+    pub(crate) fn kill_marked(
+        &self,
+        mark: u64,
+        suspended: bool,
+        spared: Option<i32>,
+    ) -> io::Result<()> {
         process::signal_all(Signal::STOP)?;
-        for seen in self.processes().iter().filter(|seen| seen.mark == mark) {
+        let seen = self.processes();
+        for seen in seen.iter().filter(|seen| seen.mark == mark && Some(seen.pid) != spared) {
             let _ = process::signal_raw(seen.pid, Signal::KILL.as_raw());
         }
         if suspended { Ok(()) } else { process::signal_all(Signal::CONT) }

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::process::Resource;
 use rustix::pty::OpenptFlags;
 use warren_init::plan::WORKLOAD_ID;
-use warren_init::protocol::{Exec, Stage, Streams};
+use warren_init::protocol::{Exec, Stage};
 use warren_sys::process::{self, Fork, Namespaces, SingleThreaded};
 use warren_sys::seccomp::{self, Instruction};
 use warren_sys::{cred, fd};
@@ -25,7 +25,14 @@ pub(crate) struct Forked {
     pub(crate) pid: rustix::process::Pid,
     /// Closes when the program runs; says what failed if it does not.
     pub(crate) outcome: OwnedFd,
-    /// The outer side of its terminal.
+}
+
+/// What a command gets of its streams.
+#[derive(Debug, Default)]
+pub(crate) struct Ends {
+    /// Its descriptors from 0 on, if it has no terminal.
+    pub(crate) streams: Vec<OwnedFd>,
+    /// The inner side of its terminal.
     pub(crate) terminal: Option<OwnedFd>,
 }
 
@@ -42,18 +49,13 @@ impl Starter {
     pub(crate) fn start(
         &self,
         exec: &Exec,
-        streams: &[OwnedFd],
+        ends: &Ends,
         group: Option<(&Work, &Leaf)>,
         mark: u64,
     ) -> io::Result<Forked> {
         let (outcome, report) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        let (terminal, inner) = match exec.streams {
-            Streams::Given => (None, None),
-            Streams::Terminal { rows, columns } => {
-                let (outer, inner) = open_terminal(rows, columns)?;
-                (Some(outer), Some(inner))
-            }
-        };
+        // Out of the way of the descriptors that the command gets.
+        let report = rustix::io::fcntl_dupfd_cloexec(&report, 16)?;
         let fork = |cgroup| process::fork(&self.proof, Namespaces::NONE, cgroup);
         let forked = match group {
             // Whether a process may be born in a group is checked like a write to its files.
@@ -62,11 +64,11 @@ impl Starter {
         };
         match forked? {
             Fork::Child => {
-                let (stage, errno) = self.become_command(exec, streams, inner, &report, mark);
+                let (stage, errno) = self.become_command(exec, ends, &report, mark);
                 let _ = rustix::io::write(&report, &encode(stage, errno));
                 process::exit_now(127)
             }
-            Fork::Parent { child, .. } => Ok(Forked { pid: child, outcome, terminal }),
+            Fork::Parent { child, .. } => Ok(Forked { pid: child, outcome }),
         }
     }
 
@@ -74,12 +76,11 @@ impl Starter {
     fn become_command(
         &self,
         exec: &Exec,
-        streams: &[OwnedFd],
-        terminal: Option<OwnedFd>,
+        ends: &Ends,
         report: &OwnedFd,
         mark: u64,
     ) -> (Stage, i32) {
-        if let Err(error) = self.prepare(exec, streams, terminal, report, mark) {
+        if let Err(error) = self.prepare(exec, ends, report, mark) {
             return (Stage::Prepare, errno(&error));
         }
         if let Err(error) = enter(&exec.workdir) {
@@ -96,30 +97,25 @@ impl Starter {
         self.filters.iter().try_for_each(|filter| seccomp::install(filter))
     }
 
-    fn prepare(
-        &self,
-        exec: &Exec,
-        streams: &[OwnedFd],
-        terminal: Option<OwnedFd>,
-        report: &OwnedFd,
-        mark: u64,
-    ) -> io::Result<()> {
+    fn prepare(&self, exec: &Exec, ends: &Ends, report: &OwnedFd, mark: u64) -> io::Result<()> {
         rustix::process::setsid()?;
-        let streams: [BorrowedFd<'_>; 3] = match (&terminal, streams) {
-            (Some(terminal), _) => [terminal.as_fd(); 3],
-            (None, [stdin, stdout, stderr]) => [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()],
+        let streams: Vec<BorrowedFd<'_>> = match (&ends.terminal, ends.streams.len()) {
+            (Some(terminal), _) => vec![terminal.as_fd(); 3],
+            (None, 3..) => ends.streams.iter().map(AsFd::as_fd).collect(),
             (None, _) => return Err(Errno::BADF.into()),
         };
+        if let Some(terminal) = &ends.terminal {
+            rustix::process::ioctl_tiocsctty(terminal)?;
+        }
+        let count = streams.len();
         for (stream, number) in streams.into_iter().zip(0..) {
             fd::install_as(stream, number)?;
         }
-        if let Some(terminal) = &terminal {
-            rustix::process::ioctl_tiocsctty(terminal)?;
-        }
         // Nothing of init's may be open when a path is walked that the sandbox can have written:
         // a working directory of /proc/self/fd/N would lead there.
-        let streams = [fd::inherited(0)?, fd::inherited(1)?, fd::inherited(2)?];
-        fd::close_all_except(&[report, &streams[0], &streams[1], &streams[2]])?;
+        let numbers = 0..i32::try_from(count).unwrap_or(3);
+        let streams = numbers.map(fd::inherited).collect::<io::Result<Vec<_>>>()?;
+        fd::close_all_except(&streams.iter().chain([report]).collect::<Vec<_>>())?;
         std::mem::forget(streams);
         process::set_mark(mark)?;
         if let Some(files) = exec.open_files {
@@ -153,7 +149,8 @@ fn execute(exec: &Exec) -> io::Error {
     command.exec()
 }
 
-fn open_terminal(rows: u16, columns: u16) -> io::Result<(OwnedFd, OwnedFd)> {
+/// Makes a terminal; returns its outer and its inner side.
+pub(crate) fn open_terminal(rows: u16, columns: u16) -> io::Result<(OwnedFd, OwnedFd)> {
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
     let outer = rustix::pty::openpt(flags)?;
     rustix::pty::unlockpt(&outer)?;

@@ -1,10 +1,11 @@
 //! What runs inside a Warren sandbox, and how to talk to it.
 //!
-//! This library holds the [`plan`] that a sandbox is made from, the [`protocol`] spoken with it,
-//! and the [`IMAGE`] of the program itself. The program has two lives: as the *launcher*, a small
+//! This library holds the [`plan`] that a sandbox is made from, the [`protocol`] spoken with it, the
+//! [`log`] of an exec, and the [`IMAGE`] of the program itself. The program has two lives: as the *launcher*, a small
 //! single-threaded process beside the library, it copies itself into the namespaces of each new
 //! sandbox; the copy becomes *init*, PID 1 of that sandbox, applies the plan and then runs commands.
 
+pub mod log;
 pub mod plan;
 pub mod protocol;
 

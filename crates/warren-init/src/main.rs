@@ -6,6 +6,7 @@ mod account;
 mod apply;
 mod exec;
 mod launcher;
+mod logged;
 mod probe;
 mod serve;
 

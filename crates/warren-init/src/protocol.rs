@@ -12,6 +12,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use warren_sys::socket;
 
+use crate::log::Overflow;
+
 /// The longest message that travels in the packet itself.
 const MAX_INLINE: usize = 64 * 1024;
 /// The longest message of all: the kernel takes no more arguments than fit in 2 MiB.
@@ -60,6 +62,10 @@ pub struct Proof {
 pub enum Request {
     /// Run a command; the socket stays for [`ExecControl`] and [`ExecEvent`].
     Exec(Exec),
+    /// Take up the command of this name again, which has a log; the socket is its own from now on,
+    /// and the second descriptor is written to when the log grows. It is answered by
+    /// [`ExecEvent::Started`], or by [`ExecEvent::Refused`] if no such command runs.
+    Follow(String),
     /// Stop every command where it is; answered by [`Done`].
     Suspend,
     /// Let them go on; answered by [`Done`].
@@ -75,6 +81,8 @@ pub enum Request {
 /// A command to run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exec {
+    /// What it is called, if it has a log.
+    pub name: String,
     /// The program: a path, or a name to be looked up in `PATH` of `env`.
     pub program: Vec<u8>,
     /// Its arguments, without the name.
@@ -94,11 +102,23 @@ pub struct Exec {
 }
 
 /// Where the standard streams of a command go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Streams {
     /// To the three descriptors that come with the request. Two more may follow: the reading ends
     /// of the last two, for init to empty once nobody else does.
     Given,
+    /// To the [log](crate::log) that comes with the request, in front of the descriptor that is
+    /// written to when it grows.
+    Logged {
+        /// What it reads.
+        input: Input,
+        /// The size of its terminal, lines and columns, if it is to have one.
+        terminal: Option<(u16, u16)>,
+        /// How many bytes the log may hold.
+        limit: Option<u64>,
+        /// What happens beyond.
+        overflow: Overflow,
+    },
     /// To a new terminal of the sandbox, whose other side comes with [`ExecEvent::Started`].
     Terminal {
         /// Lines.
@@ -108,8 +128,23 @@ pub enum Streams {
     },
 }
 
+/// What a command with a log reads.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Input {
+    /// These bytes, and then, unless that is all, what [`ExecControl::Input`] brings.
+    Stdin {
+        /// The first of its input.
+        first: Vec<u8>,
+        /// Whether more may come.
+        more: bool,
+    },
+    /// Nothing. What [`ExecControl::Input`] brings it reads from its descriptor 3, and what it writes
+    /// there is in its log, after everything that it wrote before.
+    Control,
+}
+
 /// What is asked of a running command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ExecControl {
     /// Send this signal to it and its process group.
     Signal(i32),
@@ -122,6 +157,19 @@ pub enum ExecControl {
     },
     /// End it and all it started.
     Kill,
+    /// End all it started, but not itself.
+    KillRest,
+    /// More of its input; answered by [`ExecEvent::Input`].
+    Input {
+        /// Where in its input these bytes are. What init has already is passed over.
+        offset: u64,
+        /// They.
+        bytes: Vec<u8>,
+        /// Whether this is the end of its input.
+        end: bool,
+    },
+    /// Say what it has used so far; answered by [`ExecEvent::Used`].
+    Measure,
 }
 
 /// What becomes of a command.
@@ -141,6 +189,20 @@ pub enum ExecEvent {
     },
     /// It is over.
     Ended(Ended),
+    /// How much of its input was taken. Whoever sent more waits for the next of these.
+    Input {
+        /// The offset of what is wanted next.
+        taken: u64,
+        /// Whether it reads any more.
+        open: bool,
+    },
+    /// What it has used so far.
+    Used {
+        /// Time on a CPU, in microseconds.
+        cpu_us: u64,
+        /// Bytes in its log.
+        logged: u64,
+    },
 }
 
 /// Which part of starting a command failed.
@@ -197,6 +259,8 @@ pub enum StoppedBy {
     CpuTime,
     /// All commands together held too much memory.
     Memory,
+    /// Its log was full.
+    Output,
     /// The one who started it.
     Client,
 }
@@ -298,6 +362,7 @@ mod tests {
 
     fn command(argument: usize) -> Exec {
         Exec {
+            name: String::new(),
             program: b"true".to_vec(),
             args: vec![vec![b'x'; argument]],
             env: vec![b"A=\xff".to_vec()],

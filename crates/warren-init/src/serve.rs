@@ -3,16 +3,18 @@
 //! One loop, no threads. Each command has a socket of its own to whoever asked for it; when that
 //! closes, the command and all it started are ended.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
+use warren_init::log::Room;
 use warren_init::plan::{Lifetime, Plan};
 use warren_init::protocol::{
     self, Done, Ended, Exec, ExecControl, ExecEvent, Request, Stage, Standing, Status, StoppedBy,
+    Streams,
 };
 use warren_sys::process::{self, End, SingleThreaded};
 use warren_sys::seccomp::Instruction;
@@ -20,8 +22,9 @@ use warren_sys::socket;
 
 use crate::account::{Census, Leaf, Meter, Work};
 use crate::apply::Inherited;
-use crate::exec::{self, Starter};
+use crate::exec::{self, Ends, Starter};
 use crate::launcher::{drain, is_about_one_message};
+use crate::logged::Logged;
 use crate::probe;
 
 /// How often memory is looked at where no cgroup bounds it.
@@ -70,6 +73,8 @@ struct Init<'a> {
     next_mark: u64,
     suspended: Option<Instant>,
     next_memory_look: Option<Instant>,
+    /// The streams of commands with a log, by their marks; some may outlive their command.
+    logs: BTreeMap<u64, Logged>,
     /// Output that nobody reads any more but something may still write to.
     unread: Vec<OwnedFd>,
     /// Output of commands that ended, with the socket of the one who reads it, until that closes.
@@ -111,6 +116,7 @@ pub(crate) fn serve(
         next_mark: 1,
         suspended: None,
         next_memory_look: None,
+        logs: BTreeMap::new(),
         unread: Vec::new(),
         reading: Vec::new(),
         controls: vec![control],
@@ -134,6 +140,8 @@ impl Init<'_> {
         fds.extend(self.listener.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
         fds.extend(self.unread.iter().map(|pipe| PollFd::new(pipe, PollFlags::IN)));
         fds.extend(self.reading.iter().map(|(channel, _)| PollFd::new(channel, PollFlags::IN)));
+        let logged = self.logs.values().flat_map(Logged::watched);
+        fds.extend(logged.map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
         let timeout = self.next_deadline().map(|at| {
             let left = at.saturating_duration_since(Instant::now());
             Timespec {
@@ -152,17 +160,13 @@ impl Init<'_> {
         let mut next = || ready.next().unwrap_or(false);
         let children_ready = next();
         let controls: Vec<bool> = self.controls.iter().map(|_| next()).collect();
-        for pid in &pids {
-            let running = &self.running[pid];
-            let channel = running.channel.is_some() && next();
-            let starting = running.starting.is_some() && next();
-            if starting {
-                self.started(*pid);
-            }
-            if channel {
-                self.controlled(*pid);
-            }
-        }
+        let commands: Vec<(bool, bool)> = pids
+            .iter()
+            .map(|pid| &self.running[pid])
+            .map(|running| {
+                (running.channel.is_some() && next(), running.starting.is_some() && next())
+            })
+            .collect();
         let accept = self.listener.is_some() && next();
         self.unread.retain(|pipe| !next() || discard(pipe));
         let done = |(channel, _): &mut (OwnedFd, Vec<OwnedFd>)| {
@@ -170,6 +174,23 @@ impl Init<'_> {
         };
         let done: Vec<_> = self.reading.extract_if(.., done).collect();
         self.unread.extend(done.into_iter().flat_map(|(_, pipes)| pipes));
+        let full = self
+            .logs
+            .iter_mut()
+            .filter_map(|(mark, logged)| (logged.ready(&mut next) == Room::Full).then_some(*mark));
+        for mark in full.collect::<Vec<_>>() {
+            self.full(mark);
+        }
+        self.settle_logs();
+        // Only now: what is asked may change what was watched.
+        for (pid, (channel, starting)) in pids.into_iter().zip(commands) {
+            if starting {
+                self.started(pid);
+            }
+            if channel {
+                self.controlled(pid);
+            }
+        }
         if accept {
             self.accept();
         }
@@ -216,6 +237,7 @@ impl Init<'_> {
         let reply = fds.remove(0);
         match request {
             Request::Exec(exec) => self.exec(&exec, reply, fds),
+            Request::Follow(name) => self.follow(&name, reply, fds.pop()),
             Request::Suspend => answer(&reply, self.suspend()),
             Request::Resume => answer(&reply, self.resume()),
             Request::Probe => probe::run(&self.starter, &reply),
@@ -229,7 +251,7 @@ impl Init<'_> {
         Asked::More
     }
 
-    fn exec(&mut self, exec: &Exec, channel: OwnedFd, mut streams: Vec<OwnedFd>) {
+    fn exec(&mut self, exec: &Exec, channel: OwnedFd, fds: Vec<OwnedFd>) {
         let refuse = |stage, errno| {
             let _ = protocol::send(&channel, &ExecEvent::Refused { stage, errno }, &[]);
         };
@@ -244,8 +266,10 @@ impl Init<'_> {
         };
         let started = Instant::now();
         let group = self.work.as_ref().zip(leaf.as_ref());
-        let spare = streams.split_off(streams.len().min(3));
-        let forked = match self.starter.start(exec, &streams, group, mark) {
+        let forked = prepare_streams(exec, fds).and_then(|prepared| {
+            Ok((self.starter.start(exec, &prepared.ends, group, mark)?, prepared))
+        });
+        let (forked, prepared) = match forked {
             Ok(forked) => forked,
             Err(error) => {
                 // The group of a command that was never started must not stay.
@@ -260,8 +284,8 @@ impl Init<'_> {
             channel: Some(channel),
             starting: Some(forked.outcome),
             refused: None,
-            terminal: forked.terminal,
-            spare,
+            terminal: prepared.terminal,
+            spare: prepared.spare,
             leaf,
             mark,
             started,
@@ -274,7 +298,51 @@ impl Init<'_> {
         if self.plan.bounds.memory.is_some() {
             self.next_memory_look = Some(started + MEMORY_INTERVAL);
         }
+        self.logs.extend(prepared.logged.map(|logged| (mark, logged)));
         self.running.insert(forked.pid, running);
+    }
+
+    /// Has somebody else hear of a command with a log.
+    fn follow(&mut self, name: &str, channel: OwnedFd, notice: Option<OwnedFd>) {
+        let found = self.logs.iter_mut().find(|(_, logged)| logged.name == name);
+        let running = found.and_then(|(mark, logged)| {
+            let (pid, running) = self.running.iter_mut().find(|(_, r)| r.mark == *mark)?;
+            Some((*pid, running, logged))
+        });
+        let (Some((pid, running, logged)), Some(notice)) = (running, notice) else {
+            let (stage, errno) = (Stage::Program, Errno::SRCH.raw_os_error());
+            let _ = protocol::send(&channel, &ExecEvent::Refused { stage, errno }, &[]);
+            return;
+        };
+        logged.tell_to(notice);
+        // One that is only being started says so itself.
+        if running.starting.is_none() && running.refused.is_none() {
+            let event = ExecEvent::Started { pid: pid.as_raw_nonzero().get() };
+            let _ = protocol::send(&channel, &event, &[]);
+            let _ = protocol::send(&channel, &logged.input(), &[]);
+        }
+        running.channel = Some(channel);
+    }
+
+    /// A command wrote more than its log may hold.
+    fn full(&mut self, mark: u64) {
+        let pid = self.running.iter().find(|(_, running)| running.mark == mark);
+        if let Some(pid) = pid.map(|(pid, _)| *pid) {
+            self.stop(pid, StoppedBy::Output);
+        }
+    }
+
+    /// Asks for input where there is room again, and forgets logs of which nothing more can come.
+    fn settle_logs(&mut self) {
+        self.logs.retain(|_, logged| !logged.is_over());
+        for (mark, logged) in &mut self.logs {
+            if let Some(event) = logged.wants_input() {
+                let running = self.running.values().find(|running| running.mark == *mark);
+                if let Some(channel) = running.and_then(|running| running.channel.as_ref()) {
+                    let _ = protocol::send(channel, &event, &[]);
+                }
+            }
+        }
     }
 
     /// The program of a command was executed, or could not be.
@@ -297,22 +365,9 @@ impl Init<'_> {
     fn controlled(&mut self, pid: Pid) {
         let Some(running) = self.running.get_mut(&pid) else { return };
         let Some(channel) = &running.channel else { return };
-        match protocol::receive_trusted::<ExecControl>(channel) {
-            Ok(Some((ExecControl::Signal(signal), _))) => {
-                let raw = pid.as_raw_nonzero().get();
-                // It leads its session, so its group is its own; it may not have got that far yet.
-                let sent = process::signal_raw(-raw, signal);
-                if sent.is_err() {
-                    let _ = process::signal_raw(raw, signal);
-                }
-            }
-            Ok(Some((ExecControl::Resize { rows, columns }, _))) => {
-                if let Some(terminal) = &running.terminal {
-                    let _ = exec::resize(terminal, rows, columns);
-                }
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-            Ok(Some((ExecControl::Kill, _))) => self.stop(pid, StoppedBy::Client),
+        let control = match protocol::receive_trusted::<ExecControl>(channel) {
+            Ok(Some((control, _))) => control,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
             // Nobody listens; a sandbox that outlives its maker goes on all the same.
             Ok(None) | Err(_) => {
                 running.channel = None;
@@ -321,6 +376,61 @@ impl Init<'_> {
                 if self.plan.lifetime == Lifetime::Attached {
                     self.stop(pid, StoppedBy::Client);
                 }
+                return;
+            }
+        };
+        let logged = self.logs.get_mut(&running.mark);
+        match control {
+            ExecControl::Signal(signal) => {
+                let raw = pid.as_raw_nonzero().get();
+                // It leads its session, so its group is its own; it may not have got that far yet.
+                let sent = process::signal_raw(-raw, signal);
+                if sent.is_err() {
+                    let _ = process::signal_raw(raw, signal);
+                }
+            }
+            ExecControl::Resize { rows, columns } => match (&running.terminal, logged) {
+                (Some(terminal), _) => drop(exec::resize(terminal, rows, columns)),
+                (None, Some(logged)) => logged.resize(rows, columns),
+                (None, None) => {}
+            },
+            ExecControl::Kill => self.stop(pid, StoppedBy::Client),
+            ExecControl::KillRest => self.kill_rest(pid),
+            ExecControl::Input { offset, bytes, end } => {
+                let closed = ExecEvent::Input { taken: 0, open: false };
+                let event = logged.map_or(closed, |logged| logged.take_input(offset, &bytes, end));
+                let _ = protocol::send(channel, &event, &[]);
+            }
+            ExecControl::Measure => {
+                let logged = logged.map_or(0, |logged| logged.logged());
+                let cpu = self.cpu_of(&self.running[&pid]);
+                let event = ExecEvent::Used { cpu_us: micros(cpu), logged };
+                if let Some(channel) = &self.running[&pid].channel {
+                    let _ = protocol::send(channel, &event, &[]);
+                }
+            }
+        }
+    }
+
+    /// Time on a CPU of a command and all it started.
+    fn cpu_of(&self, running: &Running) -> Duration {
+        running.leaf.as_ref().and_then(Leaf::cpu).unwrap_or_else(|| {
+            let own = self.census.processes().into_iter().filter(|seen| seen.mark == running.mark);
+            own.map(|seen| seen.cpu).sum::<Duration>() + running.orphans_cpu
+        })
+    }
+
+    /// Ends what a command started, but not itself.
+    fn kill_rest(&self, pid: Pid) {
+        let Some(running) = self.running.get(&pid) else { return };
+        let spared = pid.as_raw_nonzero().get();
+        match (&running.leaf, &self.work) {
+            (Some(leaf), Some(work)) => {
+                let _ = leaf.kill_but(work, spared, self.suspended.is_some());
+            }
+            _ => {
+                let suspended = self.suspended.is_some();
+                let _ = self.census.kill_marked(running.mark, suspended, Some(spared));
             }
         }
     }
@@ -337,7 +447,7 @@ impl Init<'_> {
             _ => false,
         };
         if !killed {
-            let _ = self.census.kill_marked(running.mark, suspended);
+            let _ = self.census.kill_marked(running.mark, suspended, None);
         }
     }
 
@@ -382,11 +492,14 @@ impl Init<'_> {
         (read_bytes, written_bytes): (u64, u64),
     ) {
         let event = match running.refused {
-            Some((stage, errno)) => ExecEvent::Refused { stage, errno },
+            Some((stage, errno)) => {
+                self.logs.remove(&running.mark);
+                ExecEvent::Refused { stage, errno }
+            }
             None => {
                 let leaf_cpu = running.leaf.as_ref().and_then(Leaf::cpu);
                 let cpu = leaf_cpu.unwrap_or(usage.cpu + running.orphans_cpu);
-                ExecEvent::Ended(Ended {
+                let mut ended = Ended {
                     status: match end {
                         End::Exited(code) => Status::Exited(code),
                         End::Signalled(signal) => Status::Signalled(signal),
@@ -398,12 +511,17 @@ impl Init<'_> {
                     peak_bytes: usage.peak_resident,
                     read_bytes,
                     written_bytes,
-                })
+                };
+                if let Some(logged) = self.logs.get_mut(&running.mark) {
+                    logged.end(&mut ended);
+                }
+                ExecEvent::Ended(ended)
             }
         };
         if let Some(channel) = &running.channel {
             let _ = protocol::send(channel, &event, &[]);
         }
+        self.settle_logs();
         // What it left running may still write; but first the one who listens reads to the end.
         match running.channel {
             Some(channel) if !running.spare.is_empty() => {
@@ -494,15 +612,12 @@ impl Init<'_> {
     /// Ends a command over its CPU time, or says when it can be over at the earliest.
     fn look_at_cpu(&mut self, pid: Pid, now: Instant) {
         let cpus = self.cpus;
-        let Some(running) = self.running.get_mut(&pid) else { return };
+        let Some(running) = self.running.get(&pid) else { return };
         let Some(limit) = running.cpu_limit else { return };
-        let used = running.leaf.as_ref().and_then(Leaf::cpu).unwrap_or_else(|| {
-            let own = self.census.processes().into_iter().filter(|seen| seen.mark == running.mark);
-            own.map(|seen| seen.cpu).sum::<Duration>() + running.orphans_cpu
-        });
+        let used = self.cpu_of(running);
         if used >= limit {
             self.stop(pid, StoppedBy::CpuTime);
-        } else {
+        } else if let Some(running) = self.running.get_mut(&pid) {
             running.next_cpu_look = Some(now + ((limit - used) / cpus).max(CPU_INTERVAL));
         }
     }
@@ -528,6 +643,40 @@ impl Init<'_> {
             }
         }
     }
+}
+
+/// The streams of a command that is to be started.
+struct Prepared {
+    ends: Ends,
+    terminal: Option<OwnedFd>,
+    spare: Vec<OwnedFd>,
+    logged: Option<Logged>,
+}
+
+/// Makes the streams of a command, with the descriptors that came with the request.
+fn prepare_streams(exec: &Exec, mut fds: Vec<OwnedFd>) -> std::io::Result<Prepared> {
+    let mut prepared =
+        Prepared { ends: Ends::default(), terminal: None, spare: Vec::new(), logged: None };
+    match &exec.streams {
+        Streams::Given => {
+            prepared.spare = fds.split_off(fds.len().min(3));
+            prepared.ends.streams = fds;
+        }
+        Streams::Terminal { rows, columns } => {
+            let (outer, inner) = exec::open_terminal(*rows, *columns)?;
+            (prepared.terminal, prepared.ends.terminal) = (Some(outer), Some(inner));
+        }
+        Streams::Logged { input, terminal, limit, overflow } => {
+            let (Some(notice), Some(log)) = (fds.pop(), fds.pop()) else {
+                return Err(Errno::BADF.into());
+            };
+            let name = exec.name.clone();
+            let (logged, ends) =
+                Logged::new(name, log, notice, input, *terminal, *limit, *overflow)?;
+            (prepared.logged, prepared.ends) = (Some(logged), ends);
+        }
+    }
+    Ok(prepared)
 }
 
 /// Empties a pipe into nothing; `false` when nobody can write to it any more.

@@ -9,6 +9,7 @@ mod capabilities;
 mod command;
 mod error;
 mod exec;
+mod execs;
 mod identity;
 mod limits;
 mod manager;
@@ -23,6 +24,10 @@ pub use capabilities::{Enforcement, Layer, SandboxCapabilities};
 pub use command::Command;
 pub use error::{ProgramFault, Result, SandboxError};
 pub use exec::{ExecCause, ExecContext, ExecOutput, ExecReport, ResourceUsage, StreamOutput};
+pub use execs::{
+    ExecEnd, ExecHandle, ExecId, ExecInfo, ExecInput, ExecOptions, FoundExec, LogOverflow,
+    LogPiece, LogRead, LogStream, LogWait, TerminalSize,
+};
 pub use identity::SandboxId;
 pub use limits::{Bound, EnforcedLimit, Limit, ResourceLimits, UnknownLimit};
 pub use manager::{SandboxManager, SandboxManagerConfig, SandboxManagerStats};

@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use tokio::sync::mpsc;
 
 use super::{
-    Command, Enforcement, ExecContext, ExecOutput, ExecReport, ResourceUsage, Result,
-    SandboxCapabilities, SandboxError, SandboxId, SandboxSpec, StreamOutput,
+    Command, Enforcement, ExecContext, ExecId, ExecOptions, ExecOutput, ExecReport, FoundExec,
+    ResourceUsage, Result, SandboxCapabilities, SandboxError, SandboxId, SandboxSpec, StreamOutput,
 };
 
 /// One sandbox: a place on a host where commands run behind walls.
@@ -64,6 +64,34 @@ pub trait Sandbox: Send + Sync {
         ctx: &ExecContext,
     ) -> Result<ExecReport, SandboxError> {
         self.exec(cmd, ctx).await.map(ExecReport::from)
+    }
+
+    /// Starts a command that has a log, and returns once its program runs.
+    ///
+    /// It goes on whoever listens, until it ends, is ended, or its sandbox is.
+    async fn start_exec(
+        &self,
+        cmd: &Command,
+        ctx: &ExecContext,
+        options: &ExecOptions,
+    ) -> Result<FoundExec, SandboxError> {
+        let _ = (cmd, ctx, options);
+        Err(SandboxError::Unsupported {
+            feature: "execs with a log".to_owned(),
+            backend: self.capabilities().backend.clone(),
+            hint: "run the command to its end, or choose another backend".to_owned(),
+        })
+    }
+
+    /// Lists the execs with a log that run, and those that ended and are still remembered, the oldest
+    /// first.
+    async fn list_execs(&self) -> Result<Vec<FoundExec>, SandboxError> {
+        Ok(Vec::new())
+    }
+
+    /// Finds an exec by its name.
+    async fn find_exec(&self, id: &ExecId) -> Result<Option<FoundExec>, SandboxError> {
+        Ok(self.list_execs().await?.into_iter().find(|exec| exec.id() == id))
     }
 
     /// Gives a pristine sandbox to a caller: binds the whole of `spec` to it and returns it as that

@@ -98,6 +98,11 @@ impl Home {
         Self { path: runtime.join(id.as_str()) }
     }
 
+    /// Returns where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Begins a conversation with the init that listens there.
     pub(crate) fn connect(&self) -> io::Result<OwnedFd> {
         socket::connect(File::open(&self.path)?, SOCKET)
@@ -105,7 +110,7 @@ impl Home {
 
     /// Removes the directory; whoever listened in it must be gone.
     pub(crate) fn remove(&self) {
-        // It holds the socket and nothing else; one that is gone already is as good.
+        // It holds the socket and the logs of execs; one that is gone already is as good.
         let _ = fs::remove_dir_all(&self.path);
     }
 

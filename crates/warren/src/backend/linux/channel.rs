@@ -50,6 +50,12 @@ impl Channel {
         }
     }
 
+    /// Sends one message if that can be done at once.
+    pub(crate) fn try_send(&self, message: &impl Serialize) {
+        // What cannot be said now is not said: the other end is gone, or hears too much already.
+        let _ = protocol::send(self.0.get_ref(), message, &[]);
+    }
+
     /// Receives one message; `None` when the other end is gone. What arrives was written by an
     /// attacker: it is short, complete and of the right form, or it is an error.
     pub(crate) async fn receive<T: DeserializeOwned>(

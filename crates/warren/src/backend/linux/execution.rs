@@ -7,9 +7,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
-use tokio::sync::mpsc;
 use warren_init::plan::WORKLOAD_ID;
 use warren_init::protocol::{
     Ended, Exec, ExecControl, ExecEvent, Request, Stage, Status, StoppedBy, Streams,
@@ -19,14 +17,10 @@ use super::channel::Channel;
 use super::groups::Refusals;
 use super::plan::HOME;
 use super::sandbox::LinuxSandbox;
-use crate::backend::{Capture, Channel as Output, ExecPlan, Room};
+use crate::backend::ExecPlan;
 use crate::{
-    ExecCause, ExecContext, ExecOutput, ExecReport, ProgramFault, ResourceLimits, ResourceUsage,
-    Result, SandboxError, StreamOutput,
+    ExecCause, ProgramFault, ResourceLimits, ResourceUsage, Result, SandboxError, SandboxId,
 };
-
-/// How much is read at once.
-const CHUNK: usize = 64 * 1024;
 
 /// Where a command's standard streams go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +82,11 @@ impl Execution {
             }
             Stdio::Terminal { .. } => None,
         };
-        let request = Request::Exec(request(&plan, limits, stdio)?);
+        let named = match stdio {
+            Stdio::Pipes => Streams::Given,
+            Stdio::Terminal { rows, columns } => Streams::Terminal { rows, columns },
+        };
+        let request = Request::Exec(request(&plan, limits, String::new(), named));
         let (channel, theirs) = Channel::pair().map_err(|error| step("make a socket", error))?;
         let mut fds = vec![theirs.as_fd()];
         fds.extend(streams.iter().flat_map(|pipes| pipes.theirs.iter().map(AsFd::as_fd)));
@@ -121,8 +119,11 @@ impl Execution {
                 terminal => Ok(terminal),
             },
             Ok(Some((ExecEvent::Refused { stage, errno }, _))) => Err(self.refused(stage, errno)),
-            Ok(Some((ExecEvent::Ended(_), _))) => Err(SandboxError::Internal {
-                message: "init ended a command before it started".to_owned(),
+            Ok(Some((
+                ExecEvent::Ended(_) | ExecEvent::Input { .. } | ExecEvent::Used { .. },
+                _,
+            ))) => Err(SandboxError::Internal {
+                message: "init spoke of a command before it started".to_owned(),
             }),
             Ok(None) => Err(self.sandbox.ended()),
             Err(error) => Err(step("hear from init", error)),
@@ -158,7 +159,10 @@ impl Execution {
     pub async fn wait(&mut self) -> Result<Ending> {
         loop {
             match self.channel.receive::<ExecEvent>().await {
-                Ok(Some((ExecEvent::Started { .. }, _))) => {}
+                Ok(Some((
+                    ExecEvent::Started { .. } | ExecEvent::Input { .. } | ExecEvent::Used { .. },
+                    _,
+                ))) => {}
                 Ok(Some((ExecEvent::Refused { stage, errno }, _))) => {
                     return Err(self.refused(stage, errno));
                 }
@@ -172,21 +176,9 @@ impl Execution {
     /// Decides how the command ended, from what init saw and what the kernel counted.
     fn settle(&self, ended: &Ended) -> Ending {
         let after = self.sandbox.instance().groups().refusals();
-        let cause = cause(ended, self.before, after, self.over_output);
-        let exit_code = match (&cause, ended.status) {
-            (ExecCause::TimedOut, _) => cause.exit_code(),
-            (_, Status::Exited(code)) => code,
-            (_, Status::Signalled(_)) => cause.exit_code(),
-        };
-        let usage = ResourceUsage {
-            peak_memory_bytes: ended.peak_bytes,
-            cpu_time_ms: ended.cpu_us / 1000,
-            wall_time_ms: ended.wall_us / 1000,
-            bytes_written: ended.written_bytes,
-            bytes_read: ended.read_bytes,
-        };
-        self.sandbox.account(&usage);
-        Ending { cause, exit_code, duration: Duration::from_micros(ended.wall_us), usage }
+        let ending = settle(ended, self.before, after, self.over_output);
+        self.sandbox.account(&ending.usage);
+        ending
     }
 
     /// Init is gone: the kernel may have chosen it when memory ran out, or somebody destroyed it.
@@ -199,27 +191,53 @@ impl Execution {
     }
 
     fn refused(&self, stage: Stage, errno: i32) -> SandboxError {
-        let source = io::Error::from_raw_os_error(errno);
-        let kind = match (stage, Errno::from_raw_os_error(errno)) {
-            (Stage::Suspended, _) => {
-                return SandboxError::Suspended { id: crate::Sandbox::id(&self.sandbox).clone() };
-            }
-            (Stage::Program, Errno::TOOBIG) => {
-                let what = "the command's arguments and environment".to_owned();
-                return SandboxError::TooLarge { what, limit: 2 << 20 };
-            }
-            (Stage::Program, Errno::NOENT | Errno::NOTDIR) => ProgramFault::NotFound,
-            (Stage::Program, _) => ProgramFault::NotExecutable,
-            (Stage::Workdir, _) => ProgramFault::Workdir,
-            (Stage::Fork, Errno::AGAIN | Errno::NOMEM) => ProgramFault::NoProcess,
-            (Stage::Fork | Stage::Prepare, _) => ProgramFault::Other,
-        };
-        SandboxError::Program { program: self.program.clone(), kind, source }
+        refused(crate::Sandbox::id(&self.sandbox), self.program.clone(), stage, errno)
     }
 }
 
+/// Says why a command could not be started.
+pub(crate) fn refused(id: &SandboxId, program: String, stage: Stage, errno: i32) -> SandboxError {
+    let source = io::Error::from_raw_os_error(errno);
+    let kind = match (stage, Errno::from_raw_os_error(errno)) {
+        (Stage::Suspended, _) => return SandboxError::Suspended { id: id.clone() },
+        (Stage::Program, Errno::TOOBIG) => {
+            let what = "the command's arguments and environment".to_owned();
+            return SandboxError::TooLarge { what, limit: 2 << 20 };
+        }
+        (Stage::Program, Errno::NOENT | Errno::NOTDIR) => ProgramFault::NotFound,
+        (Stage::Program, _) => ProgramFault::NotExecutable,
+        (Stage::Workdir, _) => ProgramFault::Workdir,
+        (Stage::Fork, Errno::AGAIN | Errno::NOMEM) => ProgramFault::NoProcess,
+        (Stage::Fork | Stage::Prepare, _) => ProgramFault::Other,
+    };
+    SandboxError::Program { program, kind, source }
+}
+
+/// Decides how a command ended, from what init saw and what the kernel counted.
+pub(crate) fn settle(
+    ended: &Ended,
+    before: Refusals,
+    after: Refusals,
+    over_output: bool,
+) -> Ending {
+    let cause = cause(ended, before, after, over_output);
+    let exit_code = match (&cause, ended.status) {
+        (ExecCause::TimedOut, _) => cause.exit_code(),
+        (_, Status::Exited(code)) => code,
+        (_, Status::Signalled(_)) => cause.exit_code(),
+    };
+    let usage = ResourceUsage {
+        peak_memory_bytes: ended.peak_bytes,
+        cpu_time_ms: ended.cpu_us / 1000,
+        wall_time_ms: ended.wall_us / 1000,
+        bytes_written: ended.written_bytes,
+        bytes_read: ended.read_bytes,
+    };
+    Ending { cause, exit_code, duration: Duration::from_micros(ended.wall_us), usage }
+}
+
 impl Ending {
-    fn of(cause: ExecCause, duration: Duration) -> Self {
+    pub(crate) fn of(cause: ExecCause, duration: Duration) -> Self {
         let exit_code = cause.exit_code();
         Self { cause, exit_code, duration, usage: ResourceUsage::default() }
     }
@@ -236,6 +254,7 @@ fn cause(ended: &Ended, before: Refusals, after: Refusals, over_output: bool) ->
         Some(StoppedBy::WallTime) => return ExecCause::TimedOut,
         Some(StoppedBy::CpuTime) => return ExecCause::CpuTime,
         Some(StoppedBy::Memory) => return ExecCause::OutOfMemory,
+        Some(StoppedBy::Output) => return ExecCause::OutputLimit,
         Some(StoppedBy::Client) => {
             return ExecCause::KilledByPolicy { reason: "ended by the caller".to_owned() };
         }
@@ -256,7 +275,13 @@ fn cause(ended: &Ended, before: Refusals, after: Refusals, over_output: bool) ->
     }
 }
 
-fn request(plan: &ExecPlan, limits: &ResourceLimits, stdio: Stdio) -> Result<Exec> {
+/// Puts together what init is asked to run.
+pub(crate) fn request(
+    plan: &ExecPlan,
+    limits: &ResourceLimits,
+    name: String,
+    streams: Streams,
+) -> Exec {
     let mut env: std::collections::BTreeMap<&str, &str> = [
         ("HOME", HOME),
         ("LANG", "C.UTF-8"),
@@ -267,19 +292,17 @@ fn request(plan: &ExecPlan, limits: &ResourceLimits, stdio: Stdio) -> Result<Exe
     .into();
     env.extend(plan.env.iter().map(|(name, value)| (name.as_str(), value.as_str())));
     let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1);
-    Ok(Exec {
+    Exec {
+        name,
         program: plan.program.clone().into_bytes(),
         args: plan.args.iter().map(|arg| arg.clone().into_bytes()).collect(),
         env: env.iter().map(|(name, value)| format!("{name}={value}").into_bytes()).collect(),
         workdir: plan.workdir.as_os_str().as_bytes().to_vec(),
-        streams: match stdio {
-            Stdio::Pipes => Streams::Given,
-            Stdio::Terminal { rows, columns } => Streams::Terminal { rows, columns },
-        },
+        streams,
         wall_ms: plan.timeout.map(millis),
         cpu_ms: limits.max_cpu_time_ms,
         open_files: limits.max_open_files.map(u64::from),
-    })
+    }
 }
 
 /// Our ends and the command's ends of its streams.
@@ -316,111 +339,6 @@ impl Pipes {
 
 fn step(step: &str, source: io::Error) -> SandboxError {
     SandboxError::Step { step: step.to_owned(), path: None, source }
-}
-
-/// Runs a command to its end, feeds it its input and keeps its output.
-pub(crate) async fn capture(
-    mut execution: Execution,
-    ctx: &ExecContext,
-    max_output: Option<u64>,
-    receiver: Option<mpsc::Sender<StreamOutput>>,
-) -> Result<ExecReport> {
-    let mut kept = Capture::new(max_output, ctx, receiver.is_some());
-    let feed = feed(execution.stdin.take(), execution.input.take());
-    tokio::pin!(feed);
-    let (mut stdout, mut stderr) = (execution.stdout.take(), execution.stderr.take());
-    let (mut out, mut err) = (vec![0; CHUNK], vec![0; CHUNK]);
-    let (mut fed, mut stopped) = (false, false);
-    let ending = loop {
-        let room = tokio::select! {
-            () = &mut feed, if !fed => { fed = true; Room::Left }
-            read = read(&mut stdout, &mut out), if stdout.is_some() => {
-                take(read, &mut stdout, &out, &mut kept, Output::Stdout)
-            }
-            read = read(&mut stderr, &mut err), if stderr.is_some() => {
-                take(read, &mut stderr, &err, &mut kept, Output::Stderr)
-            }
-            ending = execution.wait() => break ending?,
-        };
-        forward(&mut kept, receiver.as_ref()).await;
-        if room == Room::Exceeded && !stopped {
-            stopped = true;
-            (stdout, stderr) = (None, None);
-            execution.stop_for_output().await?;
-        }
-    };
-    // What it wrote before it ended is in the pipes by now. What goes on in the background may hold
-    // them open for ever; that is not waited for.
-    for (reader, buffer, channel) in
-        [(&mut stdout, &mut out, Output::Stdout), (&mut stderr, &mut err, Output::Stderr)]
-    {
-        while let Some(pipe) = reader {
-            match pipe.try_read(buffer) {
-                Ok(length) if length > 0 => {
-                    if kept.take(channel, &buffer[..length]) == Room::Exceeded {
-                        stopped = true;
-                        break;
-                    }
-                }
-                Ok(_) | Err(_) => break,
-            }
-        }
-    }
-    forward(&mut kept, receiver.as_ref()).await;
-    // A command that ended by itself, but with more in its pipes than it may say, said too much.
-    let over = stopped && matches!(ending.cause, ExecCause::Exited { .. });
-    let cause = if over { ExecCause::OutputLimit } else { ending.cause };
-    let output = ExecOutput {
-        exit_code: ending.exit_code,
-        stdout: kept.stdout,
-        stderr: kept.stderr,
-        duration: ending.duration,
-        timed_out: cause == ExecCause::TimedOut,
-        resource_limited: cause.is_resource_limit(),
-        resource_usage: Some(ending.usage),
-    };
-    if let Some(receiver) = receiver {
-        let _ = receiver.send(StreamOutput::Exit { code: output.exit_code }).await;
-    }
-    Ok(ExecReport::with_exit_code(output, cause))
-}
-
-/// Writes the input of a command and closes its stdin.
-async fn feed(stdin: Option<pipe::Sender>, input: Option<Vec<u8>>) {
-    if let (Some(mut stdin), Some(input)) = (stdin, input) {
-        // A command need not read what it is given.
-        let _ = stdin.write_all(&input).await;
-    }
-}
-
-async fn read(pipe: &mut Option<pipe::Receiver>, buffer: &mut [u8]) -> io::Result<usize> {
-    match pipe {
-        Some(pipe) => pipe.read(buffer).await,
-        None => std::future::pending().await,
-    }
-}
-
-fn take(
-    read: io::Result<usize>,
-    pipe: &mut Option<pipe::Receiver>,
-    buffer: &[u8],
-    kept: &mut Capture,
-    channel: Output,
-) -> Room {
-    match read {
-        Ok(length) if length > 0 => kept.take(channel, &buffer[..length]),
-        Ok(_) | Err(_) => {
-            *pipe = None;
-            Room::Left
-        }
-    }
-}
-
-/// Hands on what has arrived; whoever does not want it any more does not stop the command.
-async fn forward(kept: &mut Capture, receiver: Option<&mpsc::Sender<StreamOutput>>) {
-    while let (Some(receiver), Some(piece)) = (receiver, kept.pending.pop_front()) {
-        let _ = receiver.send(piece).await;
-    }
 }
 
 #[cfg(test)]

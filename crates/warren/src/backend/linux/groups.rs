@@ -47,7 +47,7 @@ pub(crate) enum OnDrop {
 }
 
 /// How often the kernel refused something to a sandbox.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Refusals {
     pub(crate) out_of_memory: u64,
     pub(crate) too_many_processes: u64,

@@ -7,10 +7,12 @@
 //! ```
 //!
 //! `plan.rs` and `limits.rs` decide, `groups.rs` and `launcher.rs` act, `sandbox.rs` owns what was
-//! made, and `execution.rs` is one command in it.
+//! made, `execution.rs` is one command whose streams its caller holds, and `execs.rs` are those that
+//! have a log.
 
 mod anchor;
 mod channel;
+mod execs;
 mod execution;
 mod groups;
 mod host;
@@ -282,6 +284,7 @@ impl IsolationBackend for LinuxBackend {
         };
         let plan = plan::plan(&inputs, &plan::RememberedHost)?;
         let sandbox = LinuxSandbox::new(&inputs, &plan, instance, support, suspended);
+        sandbox.adopt_execs().await?;
         self.registry().sandboxes.insert(id.clone(), sandbox.clone());
         Ok(Some(Box::new(sandbox)))
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -19,16 +19,18 @@ use warren_init::protocol::{Done, Failure, Proof, Report, Request, Standing, Tri
 
 use super::anchor::{self, Anchor, Home};
 use super::channel::{Channel, watch};
-use super::execution::{self, Execution, Stdio};
-use super::groups::{Groups, OnDrop};
+use super::execs::{Execs, Hold, Keep};
+use super::execution::{Execution, Stdio};
+use super::groups::{Groups, OnDrop, Refusals};
 use super::host::GroupSupport;
 use super::launcher::Launcher;
 use super::limits;
 use super::plan::{Inputs, WRITABLE};
 use crate::backend::ExecPlan;
 use crate::{
-    Command, CreateOptions, Enforcement, ExecContext, ExecOutput, ExecReport, Layer, ResourceUsage,
-    Result, Sandbox, SandboxCapabilities, SandboxError, SandboxId, SandboxSpec, StreamOutput,
+    Command, CreateOptions, Enforcement, ExecCause, ExecContext, ExecHandle, ExecId, ExecOptions,
+    ExecOutput, ExecReport, FoundExec, Layer, LogPiece, LogStream, LogWait, ResourceUsage, Result,
+    Sandbox, SandboxCapabilities, SandboxError, SandboxId, SandboxSpec, StreamOutput,
 };
 
 /// How long a killed sandbox may take to be gone.
@@ -245,13 +247,14 @@ pub struct LinuxSandbox {
 
 /// The sandbox itself.
 #[derive(Debug)]
-struct Core {
+pub(crate) struct Core {
     id: SandboxId,
     instance: Instance,
     support: GroupSupport,
     state: tokio::sync::Mutex<State>,
     used: Mutex<ResourceUsage>,
     created: Instant,
+    execs: Execs,
     /// The terms that hold now; a handle keeps those it was given under.
     current: Mutex<Arc<Terms>>,
 }
@@ -273,6 +276,25 @@ enum State {
     Destroyed,
 }
 
+impl Core {
+    pub(crate) fn execs(&self) -> &Execs {
+        &self.execs
+    }
+
+    pub(crate) fn refusals(&self) -> Refusals {
+        self.instance.groups().refusals()
+    }
+
+    /// Adds what a command used to what the sandbox did.
+    pub(crate) fn account(&self, usage: &ResourceUsage) {
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        used.peak_memory_bytes = used.peak_memory_bytes.max(usage.peak_memory_bytes);
+        used.cpu_time_ms += usage.cpu_time_ms;
+        used.bytes_read += usage.bytes_read;
+        used.bytes_written += usage.bytes_written;
+    }
+}
+
 impl LinuxSandbox {
     pub(crate) fn new(
         inputs: &Inputs<'_>,
@@ -287,8 +309,10 @@ impl LinuxSandbox {
             enforcement: enforcement(inputs, &instance),
         });
         let state = if suspended { State::Suspended } else { State::Running };
+        let execs = Execs::new(instance.home.as_ref().map(Home::path));
         let core = Core {
             id: inputs.id.clone(),
+            execs,
             instance,
             support: support.clone(),
             state: tokio::sync::Mutex::new(state),
@@ -349,12 +373,7 @@ impl LinuxSandbox {
     /// Starts a command and returns a hold of it. Dropping the hold ends the command.
     pub async fn start(&self, cmd: &Command, ctx: &ExecContext, stdio: Stdio) -> Result<Execution> {
         let plan = ExecPlan::new(&self.terms.spec, cmd, ctx)?;
-        let state = self.core.state.lock().await;
-        match *state {
-            State::Running => {}
-            State::Suspended => return Err(SandboxError::Suspended { id: self.core.id.clone() }),
-            State::Destroyed => return Err(self.ended()),
-        }
+        let _state = self.running().await?;
         let refusals = self.core.instance.groups().refusals();
         let limits = &self.terms.spec.limits;
         let execution = Execution::start(self.clone(), plan, limits, stdio, refusals).await;
@@ -402,13 +421,95 @@ impl LinuxSandbox {
         SandboxError::Ended { id: self.core.id.clone() }
     }
 
-    /// Adds what a command used to what the sandbox did.
     pub(crate) fn account(&self, usage: &ResourceUsage) {
-        let mut used = self.core.used.lock().unwrap_or_else(PoisonError::into_inner);
-        used.peak_memory_bytes = used.peak_memory_bytes.max(usage.peak_memory_bytes);
-        used.cpu_time_ms += usage.cpu_time_ms;
-        used.bytes_read += usage.bytes_read;
-        used.bytes_written += usage.bytes_written;
+        self.core.account(usage);
+    }
+
+    pub(crate) fn execs(&self) -> &Execs {
+        &self.core.execs
+    }
+
+    pub(crate) fn downgrade(&self) -> Weak<Core> {
+        Arc::downgrade(&self.core)
+    }
+
+    /// Starts a command with a log, while the sandbox runs.
+    async fn start_with_log(
+        &self,
+        cmd: &Command,
+        ctx: &ExecContext,
+        options: &ExecOptions,
+        keep: Keep,
+    ) -> Result<Hold> {
+        let plan = ExecPlan::new(&self.terms.spec, cmd, ctx)?;
+        let state = self.running().await?;
+        let started = self.start_logged(plan, &self.terms.spec.limits, options, keep).await;
+        drop(state);
+        let hold = started.map_err(|error| self.explain(error))?;
+        hold.exec.started().await?;
+        Ok(hold)
+    }
+
+    /// Holds off changes of a sandbox that runs.
+    async fn running(&self) -> Result<tokio::sync::MutexGuard<'_, State>> {
+        let state = self.core.state.lock().await;
+        match *state {
+            State::Running => Ok(state),
+            State::Suspended => Err(SandboxError::Suspended { id: self.core.id.clone() }),
+            State::Destroyed => Err(self.ended()),
+        }
+    }
+
+    /// Runs a command to its end and keeps its output, and hands it on as it comes.
+    async fn run(
+        &self,
+        cmd: &Command,
+        ctx: &ExecContext,
+        receiver: Option<mpsc::Sender<StreamOutput>>,
+    ) -> Result<ExecReport> {
+        let options = ExecOptions::default();
+        let hold = self.start_with_log(cmd, ctx, &options, Keep::Unnamed).await?;
+        let exec = &hold.exec;
+        let (mut stdout, mut stderr, mut at) = (Vec::new(), Vec::new(), 0);
+        if receiver.is_none() {
+            // All at once: there is nobody to hand anything on to.
+            exec.wait().await?;
+        }
+        loop {
+            let read = exec.read(at, usize::MAX, LogWait::More).await?;
+            at = read.next;
+            for LogPiece { stream, bytes, .. } in read.pieces {
+                let (kept, keep, wrap): (_, _, fn(Vec<u8>) -> StreamOutput) = match stream {
+                    LogStream::Stdout => (&mut stdout, ctx.capture_stdout, StreamOutput::Stdout),
+                    LogStream::Stderr => (&mut stderr, ctx.capture_stderr, StreamOutput::Stderr),
+                    LogStream::Control => continue,
+                };
+                if keep {
+                    kept.extend_from_slice(&bytes);
+                }
+                if let Some(receiver) = &receiver {
+                    // Whoever does not want it any more does not stop the command.
+                    let _ = receiver.send(wrap(bytes)).await;
+                }
+            }
+            if read.ended {
+                break;
+            }
+        }
+        let end = exec.wait().await?;
+        let output = ExecOutput {
+            exit_code: end.exit_code,
+            stdout,
+            stderr,
+            duration: end.duration,
+            timed_out: end.cause == ExecCause::TimedOut,
+            resource_limited: end.cause.is_resource_limit(),
+            resource_usage: Some(end.usage),
+        };
+        if let Some(receiver) = receiver {
+            let _ = receiver.send(StreamOutput::Exit { code: output.exit_code }).await;
+        }
+        Ok(ExecReport::with_exit_code(output, end.cause))
     }
 
     /// Asks init for something that it answers once.
@@ -469,8 +570,7 @@ impl Sandbox for LinuxSandbox {
     }
 
     async fn exec_report(&self, cmd: &Command, ctx: &ExecContext) -> Result<ExecReport> {
-        let execution = self.start(cmd, ctx, Stdio::Pipes).await?;
-        execution::capture(execution, ctx, self.terms.spec.limits.max_output_bytes, None).await
+        self.run(cmd, ctx, None).await
     }
 
     async fn exec_streaming(
@@ -479,9 +579,24 @@ impl Sandbox for LinuxSandbox {
         ctx: &ExecContext,
         output_tx: mpsc::Sender<StreamOutput>,
     ) -> Result<ExecOutput> {
-        let execution = self.start(cmd, ctx, Stdio::Pipes).await?;
-        let limit = self.terms.spec.limits.max_output_bytes;
-        Ok(execution::capture(execution, ctx, limit, Some(output_tx)).await?.output)
+        Ok(self.run(cmd, ctx, Some(output_tx)).await?.output)
+    }
+
+    async fn start_exec(
+        &self,
+        cmd: &Command,
+        ctx: &ExecContext,
+        options: &ExecOptions,
+    ) -> Result<FoundExec> {
+        Ok(self.start_with_log(cmd, ctx, options, Keep::Named).await?.exec.clone())
+    }
+
+    async fn list_execs(&self) -> Result<Vec<FoundExec>> {
+        Ok(self.core.execs.list())
+    }
+
+    async fn find_exec(&self, id: &ExecId) -> Result<Option<FoundExec>> {
+        Ok(self.core.execs.find(id))
     }
 
     async fn is_alive(&self) -> bool {
