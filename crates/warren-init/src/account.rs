@@ -110,6 +110,13 @@ impl Leaf {
         }
     }
 
+    /// Reports whether nothing runs in the group.
+    pub(crate) fn is_empty(&self) -> bool {
+        let events = open(self.group.as_fd(), "cgroup.events", OFlags::RDONLY);
+        let text = events.and_then(|events| read_all(&events)).unwrap_or_default();
+        cgroup::field(&text, "populated") != Some(1)
+    }
+
     /// Time on a CPU of everything that ever ran in the group.
     pub(crate) fn cpu(&self) -> Option<Duration> {
         let file = open(self.group.as_fd(), "cpu.stat", OFlags::RDONLY).ok()?;

@@ -231,7 +231,8 @@ impl Logged {
     /// Says how much input was taken.
     pub(crate) fn input(&self) -> ExecEvent {
         let open = self.feed.as_ref().is_some_and(|feed| !feed.end);
-        ExecEvent::Input { taken: self.taken, open }
+        let full = self.feed.as_ref().is_some_and(|feed| feed.owed);
+        ExecEvent::Input { taken: self.taken, open, full }
     }
 
     /// Says how much input was taken, if somebody waits to be told; once.

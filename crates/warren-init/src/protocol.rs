@@ -195,6 +195,8 @@ pub enum ExecEvent {
         taken: u64,
         /// Whether it reads any more.
         open: bool,
+        /// Whether some was left that there was no room for: another of these follows once there is.
+        full: bool,
     },
     /// What it has used so far.
     Used {

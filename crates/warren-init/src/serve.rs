@@ -70,6 +70,8 @@ struct Init<'a> {
     running: HashMap<Pid, Running>,
     /// Groups of commands that ended but left something running.
     lingering: Vec<Leaf>,
+    /// Commands that were ended, and of which something is not gone yet.
+    ending: Vec<Ending>,
     next_mark: u64,
     suspended: Option<Instant>,
     next_memory_look: Option<Instant>,
@@ -84,6 +86,19 @@ struct Init<'a> {
     listener: Option<OwnedFd>,
     cpus: u32,
 }
+
+/// A command whose first process is gone, after it was ended with all it started.
+struct Ending {
+    running: Running,
+    end: End,
+    usage: process::Usage,
+    transferred: (u64, u64),
+    /// When it is over even if something of it cannot die.
+    until: Instant,
+}
+
+/// How long a killed process may take to be gone before its command is said to have ended.
+const DYING: Duration = Duration::from_secs(2);
 
 /// How many may hold a conversation with one init; there is one daemon, and perhaps its successor.
 const MAX_CONTROLS: usize = 8;
@@ -113,6 +128,7 @@ pub(crate) fn serve(
         work: work.map(|group| Work { group, owner, on_parents_death, next: 1 }),
         running: HashMap::new(),
         lingering: Vec::new(),
+        ending: Vec::new(),
         next_mark: 1,
         suspended: None,
         next_memory_look: None,
@@ -397,7 +413,7 @@ impl Init<'_> {
             ExecControl::Kill => self.stop(pid, StoppedBy::Client),
             ExecControl::KillRest => self.kill_rest(pid),
             ExecControl::Input { offset, bytes, end } => {
-                let closed = ExecEvent::Input { taken: 0, open: false };
+                let closed = ExecEvent::Input { taken: 0, open: false, full: false };
                 let event = logged.map_or(closed, |logged| logged.take_input(offset, &bytes, end));
                 let _ = protocol::send(channel, &event, &[]);
             }
@@ -469,7 +485,8 @@ impl Init<'_> {
                 let transferred =
                     (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1));
                 if let Some(running) = self.running.remove(&pid) {
-                    self.ended(running, end, usage, transferred);
+                    let until = Instant::now() + DYING;
+                    self.ending.push(Ending { running, end, usage, transferred, until });
                 }
             } else if let Some(mark) = mark {
                 let owner = self.running.values_mut().find(|running| running.mark == mark);
@@ -480,6 +497,29 @@ impl Init<'_> {
         }
         if let Some(work) = &self.work {
             self.lingering.retain(|leaf| !work.remove(leaf));
+        }
+        self.settle();
+    }
+
+    /// Says of each command that it ended, once all is gone that was to be ended with it.
+    fn settle(&mut self) {
+        let now = Instant::now();
+        let ending = std::mem::take(&mut self.ending);
+        let (over, dying): (Vec<_>, Vec<_>) = ending.into_iter().partition(|ending| {
+            let was_ended = ending.running.stopped_by.is_some();
+            !was_ended || ending.until <= now || self.is_gone(&ending.running)
+        });
+        self.ending = dying;
+        for Ending { running, end, usage, transferred, .. } in over {
+            self.ended(running, end, usage, transferred);
+        }
+    }
+
+    /// Reports whether nothing that a command started is left.
+    fn is_gone(&self, running: &Running) -> bool {
+        match &running.leaf {
+            Some(leaf) => leaf.is_empty(),
+            None => !self.census.processes().iter().any(|seen| seen.mark == running.mark),
         }
     }
 
@@ -586,7 +626,8 @@ impl Init<'_> {
         }
         let each =
             self.running.values().flat_map(|running| [running.deadline, running.next_cpu_look]);
-        each.chain([self.next_memory_look]).flatten().min()
+        let dying = self.ending.iter().map(|ending| Some(ending.until));
+        each.chain([self.next_memory_look]).chain(dying).flatten().min()
     }
 
     /// Ends what has used up its time or memory.
@@ -607,6 +648,7 @@ impl Init<'_> {
         if due(self.next_memory_look) {
             self.look_at_memory(now);
         }
+        self.settle();
     }
 
     /// Ends a command over its CPU time, or says when it can be over at the earliest.

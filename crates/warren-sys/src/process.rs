@@ -213,8 +213,16 @@ pub fn ignore_group_signals() {
     }
 }
 
-/// Gives every signal its default meaning again, as a program that is started expects it.
+/// Gives every signal its default meaning again and lets it through, as a program that is started
+/// expects it: what is blocked stays so across exec.
 pub fn default_signals() {
+    // SAFETY: a `sigset_t` is plain data, initialised by sigemptyset before it is read; both calls
+    // touch only the set passed, which outlives them.
+    unsafe {
+        let mut none: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut none);
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
+    }
     for signal in 1..=64 {
         // SAFETY: SIG_DFL is a valid disposition and installs no code of ours; numbers that cannot
         // be changed are refused.

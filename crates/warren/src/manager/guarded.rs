@@ -2,6 +2,7 @@
 //! the session or the sandbox does not allow it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::{mpsc, oneshot};
@@ -9,9 +10,12 @@ use tokio::sync::{mpsc, oneshot};
 use super::Inner;
 use super::keeper::{Request, Wanted};
 use super::registry::Life;
+use super::session::Held;
 use crate::{
-    Command, Enforcement, ExecContext, ExecOutput, ExecReport, ResourceUsage, Result, Sandbox,
+    Command, Enforcement, ExecContext, ExecEnd, ExecHandle, ExecId, ExecInfo, ExecOptions,
+    ExecOutput, ExecReport, FoundExec, LogRead, LogWait, ResourceUsage, Result, Sandbox,
     SandboxCapabilities, SandboxError, SandboxId, SandboxSession, SessionState, StreamOutput,
+    TerminalSize,
 };
 
 /// A sandbox as its clients hold it.
@@ -32,18 +36,44 @@ enum Use {
 
 /// Work that goes on: while this lives, its sessions do not rest.
 #[derive(Debug)]
-struct Work<'a> {
-    inner: &'a Inner,
+struct Work {
+    inner: Arc<Inner>,
     sessions: Vec<String>,
+    kind: Kind,
 }
 
-impl Drop for Work<'_> {
+/// Who works.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// A caller, who waits for it.
+    Call,
+    /// A command on its own, which nobody need wait for.
+    Command,
+}
+
+impl Work {
+    fn count(kind: Kind, held: &mut Held) -> &mut u32 {
+        match kind {
+            Kind::Call => &mut held.busy,
+            Kind::Command => &mut held.running,
+        }
+    }
+}
+
+impl Drop for Work {
     fn drop(&mut self) {
         let mut registry = self.inner.registry();
         for id in &self.sessions {
             if let Some(held) = registry.sessions.get_mut(id) {
-                held.busy = held.busy.saturating_sub(1);
-                if held.shown.state != SessionState::Suspended {
+                let count = Self::count(self.kind, held);
+                *count = count.saturating_sub(1);
+                // A command that ends is no sign of the client who left it.
+                let counts = match (self.kind, held.shown.state) {
+                    (_, SessionState::Active) | (Kind::Call, SessionState::Detached) => true,
+                    (Kind::Command, SessionState::Detached)
+                    | (_, SessionState::Suspended | SessionState::Terminated) => false,
+                };
+                if counts {
                     held.touch();
                 }
             }
@@ -61,7 +91,11 @@ impl Guarded {
     }
 
     /// Begins a piece of work, if the sandbox is to be used.
-    fn begin(&self, usage: Use) -> Result<Work<'_>> {
+    fn begin(&self, usage: Use) -> Result<Work> {
+        self.begin_as(usage, Kind::Call)
+    }
+
+    fn begin_as(&self, usage: Use, kind: Kind) -> Result<Work> {
         let id = self.handle.id();
         let mut registry = self.inner.registry();
         let ended = || SandboxError::Ended { id: id.clone() };
@@ -85,13 +119,13 @@ impl Guarded {
         entry.used |= usage == Use::Runs;
         for id in &sessions {
             if let Some(held) = registry.sessions.get_mut(id) {
-                held.busy += 1;
+                *Work::count(kind, held) += 1;
                 if held.shown.state != SessionState::Suspended {
                     held.touch();
                 }
             }
         }
-        Ok(Work { inner: &self.inner, sessions })
+        Ok(Work { inner: Arc::clone(&self.inner), sessions, kind })
     }
 
     /// Returns the session that a call on the sandbox itself is made through.
@@ -101,14 +135,108 @@ impl Guarded {
         let held = match &self.session {
             Some(session) => registry.sessions.get(session),
             None => {
-                let active =
-                    |held: &&super::session::Held| held.shown.state == SessionState::Active;
+                let active = |held: &&Held| held.shown.state == SessionState::Active;
                 let first = registry.sessions_on(id).find(active);
                 first.or_else(|| registry.sessions_on(id).next())
             }
         };
         let held = held.ok_or_else(|| SandboxError::Ended { id: id.clone() })?;
         Ok(held.shown.clone())
+    }
+}
+
+impl Guarded {
+    /// Has a command on its own count as work until it ends.
+    fn watch(&self, exec: FoundExec) {
+        if exec.info().end.is_some() {
+            return;
+        }
+        // A sandbox that is suspended has commands all the same.
+        let Ok(work) = self.begin_as(Use::Looks, Kind::Command) else { return };
+        let stop = self.inner.stop.clone();
+        self.inner.tasks.spawn(async move {
+            tokio::select! {
+                _ = exec.wait() => {}
+                () = stop.cancelled() => {}
+            }
+            drop(work);
+        });
+    }
+
+    /// Has the commands that outlived the last manager count as work of their sessions.
+    pub(super) async fn watch_all(&self) {
+        for exec in self.handle.list_execs().await.unwrap_or_default() {
+            self.watch(exec);
+        }
+    }
+
+    fn hold(&self, exec: FoundExec) -> FoundExec {
+        let guarded =
+            Self::new(Arc::clone(&self.inner), Arc::clone(&self.handle), self.session.clone());
+        Arc::new(GuardedExec { guarded, exec })
+    }
+}
+
+/// An exec as its clients hold it: looking at it is work of its session.
+#[derive(Debug)]
+struct GuardedExec {
+    guarded: Guarded,
+    exec: FoundExec,
+}
+
+#[async_trait]
+impl ExecHandle for GuardedExec {
+    fn id(&self) -> &ExecId {
+        self.exec.id()
+    }
+
+    fn info(&self) -> ExecInfo {
+        self.exec.info()
+    }
+
+    async fn read(&self, offset: u64, max: usize, wait: LogWait) -> Result<LogRead> {
+        let _work = self.guarded.begin(Use::Looks)?;
+        self.exec.read(offset, max, wait).await
+    }
+
+    async fn wait(&self) -> Result<ExecEnd> {
+        let _work = self.guarded.begin(Use::Looks)?;
+        self.exec.wait().await
+    }
+
+    async fn signal(&self, signal: i32) -> Result<()> {
+        let _work = self.guarded.begin(Use::Looks)?;
+        self.exec.signal(signal).await
+    }
+
+    async fn kill(&self) -> Result<()> {
+        let _work = self.guarded.begin(Use::Looks)?;
+        self.exec.kill().await
+    }
+
+    async fn kill_children(&self) -> Result<()> {
+        let _work = self.guarded.begin(Use::Looks)?;
+        self.exec.kill_children().await
+    }
+
+    async fn resize(&self, size: TerminalSize) -> Result<()> {
+        let _work = self.guarded.begin(Use::Looks)?;
+        self.exec.resize(size).await
+    }
+
+    async fn write_input(&self, offset: Option<u64>, bytes: &[u8], end: bool) -> Result<u64> {
+        let _work = self.guarded.begin(Use::Runs)?;
+        self.exec.write_input(offset, bytes, end).await
+    }
+
+    async fn cpu_time(&self) -> Result<Duration> {
+        let _work = self.guarded.begin(Use::Looks)?;
+        self.exec.cpu_time().await
+    }
+
+    async fn forget(&self) -> Result<()> {
+        let _work = self.guarded.begin(Use::Looks)?;
+        self.exec.forget().await
     }
 }
 
@@ -196,6 +324,29 @@ impl Sandbox for Guarded {
     ) -> Result<ExecReport, SandboxError> {
         let _work = self.begin(Use::Runs)?;
         self.handle.exec_report(cmd, ctx).await
+    }
+
+    async fn start_exec(
+        &self,
+        cmd: &Command,
+        ctx: &ExecContext,
+        options: &ExecOptions,
+    ) -> Result<FoundExec, SandboxError> {
+        let _work = self.begin(Use::Runs)?;
+        let exec = self.handle.start_exec(cmd, ctx, options).await?;
+        self.watch(Arc::clone(&exec));
+        Ok(self.hold(exec))
+    }
+
+    async fn list_execs(&self) -> Result<Vec<FoundExec>, SandboxError> {
+        let _work = self.begin(Use::Looks)?;
+        let all = self.handle.list_execs().await?;
+        Ok(all.into_iter().map(|exec| self.hold(exec)).collect())
+    }
+
+    async fn find_exec(&self, id: &ExecId) -> Result<Option<FoundExec>, SandboxError> {
+        let _work = self.begin(Use::Looks)?;
+        Ok(self.handle.find_exec(id).await?.map(|exec| self.hold(exec)))
     }
 
     fn anchor(&self) -> Option<String> {

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::Inner;
+use super::guarded::Guarded;
 use super::registry::{Entry, Life};
 use super::session::Held;
 use crate::store::{Change, Phase, SandboxRecord, SessionRecord};
@@ -148,6 +149,8 @@ impl Inner {
                 registry.put_session(Held::from_record(record));
             }
         }
+        let guarded = Guarded::new(Arc::clone(self), Arc::clone(&handle), None);
+        self.tasks.spawn(async move { guarded.watch_all().await });
         self.spawn_keeper(record.id, backend, Some(handle), inbox, None);
     }
 

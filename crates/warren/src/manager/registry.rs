@@ -226,7 +226,7 @@ impl Registry {
     pub(super) fn put_session(&mut self, mut held: Held) {
         let id = held.shown.session_id.clone();
         match self.sessions.get(&id) {
-            Some(old) => held.busy = old.busy,
+            Some(old) => (held.busy, held.running) = (old.busy, old.running),
             None => {
                 if let Some(entry) = self.sandboxes.get_mut(&held.shown.sandbox_id) {
                     entry.sessions.push(id.clone());

@@ -68,6 +68,8 @@ pub(super) struct Held {
     pub(super) kept: bool,
     /// How much work goes on in it.
     pub(super) busy: u32,
+    /// Commands that run on their own.
+    pub(super) running: u32,
     /// Whether the store has an older version.
     pub(super) dirty: bool,
     since: Instant,
@@ -81,6 +83,7 @@ impl Held {
             shown,
             kept: false,
             busy: 0,
+            running: 0,
             dirty: false,
             since: Instant::now(),
             carried: Duration::ZERO,
@@ -120,7 +123,13 @@ impl Held {
 
     fn rested(&self, now: Instant) -> Duration {
         // Work that is stopped with its sandbox does not hold a suspended session.
-        if self.busy > 0 && self.shown.state != SessionState::Suspended {
+        let works = match self.shown.state {
+            SessionState::Active => self.busy > 0 || self.running > 0,
+            // Who left a command behind has so long to come back to it.
+            SessionState::Detached => self.busy > 0,
+            SessionState::Suspended | SessionState::Terminated => false,
+        };
+        if works {
             return Duration::ZERO;
         }
         self.carried.saturating_add(now.saturating_duration_since(self.since))

@@ -73,12 +73,11 @@ pub(crate) enum Keep {
 #[derive(Debug)]
 pub(crate) struct Hold {
     pub(crate) exec: Arc<LoggedExec>,
-    keep: Keep,
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        if self.keep == Keep::Unnamed {
+        if self.exec.keep == Keep::Unnamed {
             self.exec.abandon();
         }
     }
@@ -112,6 +111,7 @@ pub(crate) struct LoggedExec {
     input: tokio::sync::Mutex<()>,
     core: Weak<Core>,
     origin: Origin,
+    keep: Keep,
 }
 
 /// Who started an exec.
@@ -136,6 +136,8 @@ struct Phase {
     heard: u64,
     input_taken: u64,
     input_open: bool,
+    /// Whether some was left that there was no room for.
+    input_full: bool,
     input_heard: u64,
     used: Option<(u64, Duration)>,
     finish: Option<Finish>,
@@ -197,6 +199,7 @@ impl Execs {
         let table = guard(&self.table);
         let mut ended: Vec<(DateTime<Utc>, u64, Arc<LoggedExec>)> = table
             .values()
+            .filter(|exec| exec.keep == Keep::Named)
             .filter_map(|exec| match &exec.phase.borrow().finish {
                 Some(Finish::Ended(end)) => Some((end.ended_at, exec.disk(), exec.clone())),
                 Some(Finish::Refused(..) | Finish::Gone) | None => None,
@@ -256,14 +259,21 @@ impl LinuxSandbox {
                 None => {
                     let made = execs.create_log(&id, keep, limit);
                     let (file, place) = made.map_err(|error| lost("make a log", error))?;
-                    let exec =
-                        Arc::new(LoggedExec::new(self, id.clone(), note, place, file, Origin::Us));
+                    let exec = Arc::new(LoggedExec::new(
+                        self,
+                        id.clone(),
+                        note,
+                        place,
+                        file,
+                        Origin::Us,
+                        keep,
+                    ));
                     table.insert(id.clone(), exec.clone());
                     (exec, true)
                 }
             }
         };
-        let hold = Hold { exec, keep };
+        let hold = Hold { exec };
         if is_new && let Err(error) = self.launch_logged(&hold.exec, plan, limits, options).await {
             // Whoever waits for the same is told that there is none.
             hold.exec.phase.send_modify(|phase| phase.finish = Some(Finish::Gone));
@@ -380,7 +390,8 @@ impl LinuxSandbox {
         let verdict = log::read_note(&file, VERDICT).ok().flatten();
         let verdict: Option<ExecEnd> = verdict.and_then(|text| serde_json::from_slice(&text).ok());
         let place = Place::Path(path);
-        let exec = LoggedExec::new(self, id.clone(), note, place, file, Origin::Another);
+        let exec =
+            LoggedExec::new(self, id.clone(), note, place, file, Origin::Another, Keep::Named);
         let exec = Arc::new(exec);
         guard(&self.execs().table).insert(id.clone(), exec.clone());
         if let Some(end) = verdict {
@@ -442,6 +453,7 @@ impl LoggedExec {
         place: Place,
         file: File,
         origin: Origin,
+        keep: Keep,
     ) -> Self {
         Self {
             id,
@@ -455,6 +467,7 @@ impl LoggedExec {
             input: tokio::sync::Mutex::default(),
             core: sandbox.downgrade(),
             origin,
+            keep,
         }
     }
 
@@ -493,9 +506,10 @@ impl LoggedExec {
         };
         match event {
             Some(ExecEvent::Started { pid }) => change(&|phase| phase.pid = Some(pid)),
-            Some(ExecEvent::Input { taken, open }) => change(&|phase| {
+            Some(ExecEvent::Input { taken, open, full }) => change(&|phase| {
                 phase.input_taken = taken;
                 phase.input_open = open;
+                phase.input_full = full;
                 phase.input_heard += 1;
             }),
             Some(ExecEvent::Used { cpu_us, logged: _ }) => change(&|phase| {
@@ -783,23 +797,13 @@ impl ExecHandle for LoggedExec {
             let (wanted, last) = (at + chunk.len() as u64, rest.len() <= INPUT_CHUNK);
             let control = ExecControl::Input { offset: at, bytes: chunk, end: end && last };
             self.control(control).await?;
-            // It says at once how much it took, and again when there is room.
-            let mut heard = known.input_heard;
-            loop {
-                let seen = phase
-                    .wait_for(|phase| phase.input_heard > heard || phase.finish.is_some())
-                    .await;
-                let seen = seen.map_err(|_| self.ended())?.clone();
-                if seen.input_taken >= wanted || !seen.input_open || seen.finish.is_some() {
-                    done = last && seen.input_taken >= wanted;
-                    break;
-                }
-                if heard > known.input_heard {
-                    // There is room again: send what it did not take.
-                    break;
-                }
-                heard = seen.input_heard;
-            }
+            // It says at once how much it took, and again when there is room for the rest.
+            let answered = |phase: &Phase| {
+                let heard = phase.input_heard > known.input_heard;
+                phase.finish.is_some() || (heard && !phase.input_full)
+            };
+            let seen = phase.wait_for(answered).await.map_err(|_| self.ended())?.clone();
+            done = last && seen.input_taken >= wanted;
         }
         Ok(self.phase.borrow().input_taken)
     }
