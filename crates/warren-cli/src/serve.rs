@@ -11,9 +11,10 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::fmt::format::FmtSpan;
 use warren::backend::{FakeBackend, HostBackend, HostConfig, LinuxBackend};
-use warren::store::sqlite::SqliteStore;
-use warren::store::{Image, Store as _};
+use warren::store::sqlite::{Retention, SqliteStore};
+use warren::store::{Image, Store};
 use warren::{DefaultSandboxManager, IsolationBackend, Shutdown};
+use warren_api::journal::{KEPT_ANSWERS, KEPT_EVENTS};
 use warren_api::keys::Keys;
 use warren_api::server::Server;
 use warren_api::{Api, Options, rest};
@@ -75,8 +76,15 @@ async fn run(
         None => None,
     };
 
-    let (manager, image) = manager(config, backends).await?;
-    let options = Options { keys: Some(keys), allowed_hosts: config.allowed_hosts.clone() };
+    let retention = Retention { events: KEPT_EVENTS, answers: KEPT_ANSWERS };
+    let store = SqliteStore::open_keeping(&config.state_dir.join("warren.db"), retention);
+    let store = Arc::new(store.map_err(warren::SandboxError::from)?);
+    let (manager, image) = manager(config, backends, &store).await?;
+    let options = Options {
+        keys: Some(keys),
+        allowed_hosts: config.allowed_hosts.clone(),
+        journal: Some(store),
+    };
     let api = Api::new(Arc::new(manager.clone()), options);
     for record in image.iter().flat_map(|image| &image.sandboxes) {
         if let Some(owner) = &record.owner {
@@ -124,6 +132,7 @@ async fn run(
 async fn manager(
     config: &Config,
     backends: Vec<Arc<dyn IsolationBackend>>,
+    store: &Arc<SqliteStore>,
 ) -> Result<(DefaultSandboxManager, Option<Image>), Failure> {
     let mut outlives = false;
     for backend in &backends {
@@ -133,10 +142,9 @@ async fn manager(
         tracing::warn!("sandboxes end with the daemon: no backend here can leave them running");
         return Ok((DefaultSandboxManager::new(backends, config.manager.clone()), None));
     }
-    let store = SqliteStore::open(&config.state_dir.join("warren.db"));
-    let store = Arc::new(store.map_err(warren::SandboxError::from)?);
-    let image = store.load().await.map_err(warren::SandboxError::from)?;
-    let manager = DefaultSandboxManager::open(backends, config.manager.clone(), store).await?;
+    let image = Store::load(&**store).await.map_err(warren::SandboxError::from)?;
+    let (store, config) = (Arc::clone(store), config.manager.clone());
+    let manager = DefaultSandboxManager::open(backends, config, store).await?;
     Ok((manager, Some(image)))
 }
 

@@ -55,19 +55,25 @@ pub(crate) async fn create(
         }
     };
     if let Some(key) = key {
-        let name = (Arc::clone(&who.tenant), key);
-        let work = || async { work.await.map(|(_, answer)| answer) };
-        return api.0.repeatable.once(&api.0.tasks, name, body.digest, work).await;
+        let (this, name) = (api.clone(), (Arc::clone(&who.tenant), key));
+        let (key, digest) = (name.clone(), body.digest);
+        let work = async move {
+            let (session, answer) = work.await?;
+            let kept = this.0.repeatable.keep(&key, digest, &answer).await;
+            if kept.is_err() {
+                this.undo(&session).await;
+            }
+            kept.map(|()| answer)
+        };
+        return api.0.repeatable.once(&api.0.tasks, name, digest, work).await;
     }
     let (sender, answer) = oneshot::channel();
     let this = api.clone();
     api.0.tasks.spawn(async move {
         let done = work.await;
         // Whoever hung up does not know the session, and could not ask for it again.
-        if let Err(Ok((session, _))) = sender.send(done)
-            && this.manager().terminate(&session).await.is_ok()
-        {
-            let _ = this.look_at(&session).await;
+        if let Err(Ok((session, _))) = sender.send(done) {
+            this.undo(&session).await;
         }
     });
     let answer = answer.await.map_err(|_| ApiError::internal("the work was given up"))?;

@@ -126,6 +126,27 @@ async fn lists_numbers_and_the_default_tell_nothing_of_others() {
 }
 
 #[tokio::test]
+async fn s11_a_tenants_default_outlives_the_daemon_and_not_its_sandbox() {
+    let daemon = Daemon::new().await;
+    let (sandbox, _) = daemon.create(ALICE, json!({})).await;
+    let body = json!({ "sandbox_id": sandbox });
+    daemon.call(ALICE, "PUT", "/v1/default", body.clone()).await.expect(200);
+    let daemon = daemon.restart().await;
+    let seen = daemon.call(ALICE, "GET", "/v1/default", Value::Null).await.expect(200);
+    assert_eq!(seen, body);
+    let seen = daemon.call(BOB, "GET", "/v1/default", Value::Null).await.expect(200);
+    assert_eq!(seen["sandbox_id"], Value::Null);
+    let path = format!("/v1/sandboxes/{sandbox}");
+    daemon.call(ALICE, "DELETE", &path, Value::Null).await.expect(204);
+    let daemon = daemon.restart().await;
+    // The same id again is another sandbox.
+    let create = json!({ "create_if_missing": true });
+    daemon.call(ALICE, "POST", &format!("{path}/attach"), create).await.expect(200);
+    let seen = daemon.call(ALICE, "GET", "/v1/default", Value::Null).await.expect(200);
+    assert_eq!(seen["sandbox_id"], Value::Null);
+}
+
+#[tokio::test]
 async fn only_the_operator_shows_host_paths_and_lifts_limits() {
     let daemon = Daemon::new().await;
     for body in [
