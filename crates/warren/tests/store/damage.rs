@@ -240,7 +240,7 @@ fn a_store_of_a_newer_version_is_refused_with_both_numbers_and_left_alone() {
     let error = SqliteStore::open(&path).unwrap_err();
     let StoreError::Io { source, .. } = &error else { panic!("{error:?}") };
     assert!(source.to_string().contains("version 99"), "{source}");
-    assert!(source.to_string().contains("up to 1"), "{source}");
+    assert!(source.to_string().contains("up to 2"), "{source}");
     assert!(fs::read(&path).unwrap() == file);
     assert!(fs::read(beside(&path, "-wal")).unwrap() == log);
 }
