@@ -6,6 +6,7 @@
 //! exist. How a sandbox is made, kept and ended is left to the manager.
 
 mod catalog;
+mod crowd;
 mod error;
 mod events;
 mod extract;

@@ -208,7 +208,7 @@ async fn a_web_page_cannot_use_a_browser_to_reach_us() {
     let key = ("x-api-key", key.as_str());
     for headers in [
         vec![key, ("host", "evil.example:8080")],
-        vec![key, ("host", "127.0.0.1:9090")],
+        vec![key, ("host", "127.0.0.1.evil.example")],
         vec![key],
         vec![key, ("host", "127.0.0.1:8080"), ("origin", "http://evil.example")],
         vec![key, ("host", "127.0.0.1:8080"), ("origin", "null")],
