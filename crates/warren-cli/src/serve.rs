@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::FlockOperation;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::fmt::format::FmtSpan;
@@ -43,6 +44,8 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Failure> {
     }
     // Before any thread: the launcher of sandboxes is forked off here.
     let backends = backends(&config)?;
+    // After that: a sandbox is to have no more than it had.
+    raise_open_files();
     let (socket, listener) = Socket::bind(&config.socket, config.group.as_deref())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -157,6 +160,14 @@ fn backends(config: &Config) -> Result<Vec<Arc<dyn IsolationBackend>>, Failure> 
         })
     };
     config.backends.iter().map(make).collect()
+}
+
+/// Takes as many descriptors as the host lets us have: each connection and each sandbox needs some.
+fn raise_open_files() {
+    let had = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: had.maximum, ..had }) {
+        tracing::warn!(%error, "cannot have more open files");
+    }
 }
 
 fn log_to_stderr(config: &Config) {

@@ -8,6 +8,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use tokio::sync::oneshot;
+use uuid::Uuid;
 use warren::{AttachRequest, ExecContext, Sandbox, SandboxId, SandboxSession, SandboxSpec};
 
 use super::wire::{
@@ -303,7 +304,7 @@ pub(super) async fn run(
     Ok(report.into())
 }
 
-/// Joins a sandbox, or makes one that has the id asked for.
+/// Joins a sandbox, or makes one that has the id asked for: `sbx-` and a version 4 UUID.
 #[utoipa::path(
     post,
     path = "/v1/sandboxes/{id}/attach",
@@ -313,6 +314,7 @@ pub(super) async fn run(
     responses(
         (status = 200, body = AcquiredView),
         (status = 400, body = ErrorBody),
+        (status = 403, description = "The id is not random.", body = ErrorBody),
         (status = 404, body = ErrorBody),
         (status = 429, description = "A quota is used up.", body = ErrorBody),
     )
@@ -325,6 +327,23 @@ pub(crate) async fn attach(
 ) -> Result<Json<AcquiredView>, ApiError> {
     let this = api.clone();
     api.finish(async move { join(&this, &who, id, body.value).await.map(Json) }).await
+}
+
+/// Checks that the caller may choose this id. Ids are one for all tenants, so whoever could choose any
+/// could find out which ones others have; nobody has a random one by chance.
+fn choosable(who: &Principal, id: &SandboxId) -> Result<(), ApiError> {
+    let uuid = id.as_str().strip_prefix("sbx-").filter(|uuid| {
+        // One spelling each: the id is compared as it is written.
+        Uuid::try_parse(uuid)
+            .is_ok_and(|read| read.get_version_num() == 4 && read.to_string() == *uuid)
+    });
+    if who.operator || uuid.is_some() {
+        return Ok(());
+    }
+    Err(ApiError::forbidden(
+        "only the operator may choose an id that is not random",
+        "write `sbx-` and a version 4 UUID, or choose a name: POST /v1/sandboxes with `name`",
+    ))
 }
 
 pub(super) async fn join(
@@ -342,6 +361,7 @@ pub(super) async fn join(
             (owner.unwrap_or_else(|| who.client_id()), None)
         }
         (Err(_), true) => {
+            choosable(who, &id)?;
             let name = api.0.catalog.promise(&who.tenant, &spec)?;
             if let (Some(_), Some(text)) = (&name.before, name.text()) {
                 return Err(crate::catalog::taken(text));

@@ -126,6 +126,28 @@ async fn lists_numbers_and_the_default_tell_nothing_of_others() {
 }
 
 #[tokio::test]
+async fn attaching_finds_out_nothing_of_the_ids_that_others_have() {
+    let daemon = Daemon::new().await;
+    let create = json!({ "create_if_missing": true });
+    let attach = ("POST", "/v1/sandboxes/{sandbox}/attach", create.clone());
+    daemon.call(ROOT, "POST", "/v1/sandboxes/web/attach", create).await.expect(200);
+    let (sandbox, session) = daemon.create(ALICE, json!({})).await;
+    for id in ["web", "sbx-1", "sbx-00000000-0000-1000-8000-000000000000"] {
+        let upper = UNKNOWN.0.replace("sbx-0", "sbx-A");
+        let guessed = ask(&daemon, &attach, &[], BOB, (id, "-")).await;
+        assert_eq!((guessed.status, guessed.code().as_str()), (403, "forbidden"), "{id}");
+        let unknown = ask(&daemon, &attach, &[], BOB, ("nope", "-")).await;
+        let twin = ask(&daemon, &attach, &[], BOB, (&upper, "-")).await;
+        assert_eq!((&guessed, &unknown), (&unknown, &twin), "{id}: there or not");
+    }
+    // Whoever was told a random id is told no more, and the sandbox stays whose it is.
+    let theirs = ask(&daemon, &attach, &[], BOB, (&sandbox, &session)).await;
+    assert_eq!((theirs.status, theirs.code().as_str()), (404, "not_found"));
+    let own = ask(&daemon, &attach, &[], BOB, UNKNOWN).await.expect(200);
+    assert_eq!((&own["sandbox"]["id"], &own["newly_created"]), (&json!("ID"), &json!(true)));
+}
+
+#[tokio::test]
 async fn s11_a_tenants_default_outlives_the_daemon_and_not_its_sandbox() {
     let daemon = Daemon::new().await;
     let (sandbox, _) = daemon.create(ALICE, json!({})).await;
@@ -159,7 +181,8 @@ async fn only_the_operator_shows_host_paths_and_lifts_limits() {
         let refused = daemon.call(ALICE, "POST", "/v1/sandboxes", body.clone()).await;
         assert_eq!((refused.status, refused.code().as_str()), (403, "forbidden"), "{body}");
         let create = json!({ "create_if_missing": true, "create": body.clone() });
-        let refused = daemon.call(ALICE, "POST", "/v1/sandboxes/mine/attach", create).await;
+        let path = format!("/v1/sandboxes/{}/attach", UNKNOWN.0);
+        let refused = daemon.call(ALICE, "POST", &path, create).await;
         assert_eq!(refused.status, 403, "{body}");
         daemon.call(ROOT, "POST", "/v1/sandboxes", body).await.expect(201);
     }
