@@ -22,6 +22,8 @@ const STALL: Duration = Duration::from_secs(20);
 /// For how long what is still being sent to us is thrown away, so that our last answer is read:
 /// to close before that would be a reset.
 const LINGER: Duration = Duration::from_secs(1);
+/// How much of it.
+const LINGER_BYTES: usize = 8 << 20;
 
 /// The connections of a listener.
 #[derive(Debug, Clone, Default)]
@@ -166,11 +168,12 @@ pub(crate) struct Patient<S> {
     stream: S,
     stalled: Option<Pin<Box<Sleep>>>,
     lingering: Option<Pin<Box<Sleep>>>,
+    thrown_away: usize,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Patient<S> {
     pub(crate) fn new(stream: S) -> Self {
-        Self { stream, stalled: None, lingering: None }
+        Self { stream, stalled: None, lingering: None, thrown_away: 0 }
     }
 
     /// Gives a write that has to wait so long and no longer.
@@ -233,13 +236,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Patient<S> {
             ready!(Pin::new(&mut this.stream).poll_shutdown(cx))?;
         }
         let lingering = this.lingering.get_or_insert_with(|| Box::pin(sleep(LINGER)));
-        while lingering.as_mut().poll(cx).is_pending() {
+        while this.thrown_away < LINGER_BYTES && lingering.as_mut().poll(cx).is_pending() {
             let mut bytes = [0; 8 << 10];
-            let mut thrown_away = ReadBuf::new(&mut bytes);
-            ready!(Pin::new(&mut this.stream).poll_read(cx, &mut thrown_away))?;
-            if thrown_away.filled().is_empty() {
+            let mut buffer = ReadBuf::new(&mut bytes);
+            ready!(Pin::new(&mut this.stream).poll_read(cx, &mut buffer))?;
+            if buffer.filled().is_empty() {
                 break;
             }
+            this.thrown_away += buffer.filled().len();
         }
         Poll::Ready(Ok(()))
     }
