@@ -3,20 +3,37 @@
 //! Events are derived from the sessions as they are seen: after each request that changes one, and
 //! by a look at all of them every second for what happens by itself. A tenant has numbers of its
 //! own, so that gaps tell nothing of others. The list is bounded; a reader that comes too late is told.
+//!
+//! An event is shown once the journal has it, together with what it says of its session. So a number
+//! that somebody saw is never given to another event, and after a crash the sessions as they are
+//! differ from the sessions as they were told by exactly what nobody was told yet.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use std::time::Duration;
+
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use utoipa::ToSchema;
+use warren::store::sqlite::NewEvent;
 use warren::{SandboxId, SandboxSession, SessionState};
 
+use crate::journal::{Journal, KEPT_EVENTS, Notes};
 use crate::principal::{Principal, split};
 
 /// How many events are kept.
-const KEPT: usize = 4_096;
+const KEPT: usize = KEPT_EVENTS as usize;
+/// How long to wait before the journal is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The notes of the journal that are ours.
+const EPOCH: &str = "epoch";
+const NUMBERS: &str = "numbers/";
+const SESSION: &str = "session/";
 
 /// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -87,30 +104,38 @@ struct Noted {
 }
 
 /// What is known of a session.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Known {
     state: SessionState,
     sandbox: SandboxId,
     client_id: String,
     /// When it was last seen, by our own clock.
+    #[serde(skip)]
     seen: u64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Log {
-    /// Tells this daemon's numbers from those of the one before.
+    /// Tells the numbers of this journal from those of another.
     epoch: String,
+    /// What is shown. There is no gap in its numbers.
     ring: VecDeque<Arc<Noted>>,
-    next: u64,
-    own_next: HashMap<String, u64>,
+    /// What the journal does not have yet.
+    waiting: VecDeque<Arc<Noted>>,
+    /// The last number that was given.
+    last: u64,
+    own_last: HashMap<String, u64>,
     known: HashMap<String, Known>,
     clock: u64,
 }
 
 /// The events of this daemon.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Events {
     log: Arc<Mutex<Log>>,
+    /// The last number that was given.
+    noted: watch::Sender<u64>,
+    /// The last number that is shown.
     changed: watch::Sender<u64>,
 }
 
@@ -138,16 +163,65 @@ pub(crate) enum Item {
 pub(crate) struct Moment(u64);
 
 impl Events {
-    pub(crate) fn new(epoch: String) -> Self {
-        let log = Log {
-            epoch,
-            ring: VecDeque::new(),
-            next: 1,
-            own_next: HashMap::new(),
-            known: HashMap::new(),
-            clock: 0,
-        };
-        Self { log: Arc::new(Mutex::new(log)), changed: watch::channel(0).0 }
+    /// Goes on where the journal ends. Returns a note to be written first, if the journal is new.
+    pub(crate) fn restore(
+        &self,
+        events: &[NewEvent],
+        notes: &Notes,
+    ) -> Option<(String, Option<Value>)> {
+        let mut log = self.log();
+        for event in events {
+            // What cannot be read leaves a gap in the numbers, which tells readers.
+            if let Some(noted) = Noted::read(event) {
+                log.last = noted.number;
+                log.show(Arc::new(noted));
+            }
+        }
+        for (name, value) in notes {
+            if let Some(tenant) = name.strip_prefix(NUMBERS) {
+                log.own_last.insert(tenant.to_owned(), value.as_u64().unwrap_or(0));
+            } else if let Some(session) = name.strip_prefix(SESSION)
+                && let Ok(known) = Known::deserialize(value)
+            {
+                log.known.insert(session.to_owned(), known);
+            }
+        }
+        if let Some(epoch) = notes.get(EPOCH).and_then(Value::as_str) {
+            log.epoch = epoch.to_owned();
+            return None;
+        }
+        log.epoch = SandboxId::new().as_str().chars().skip(4).take(8).collect();
+        Some((EPOCH.to_owned(), Some(log.epoch.clone().into())))
+    }
+
+    /// Hands on to the journal what is noted, and shows it then, until told to stop.
+    pub(crate) async fn record(self, journal: Arc<dyn Journal>, stop: CancellationToken) {
+        let mut noted = self.noted.subscribe();
+        loop {
+            noted.borrow_and_update();
+            let waiting: Vec<Arc<Noted>> = self.log().waiting.iter().cloned().collect();
+            let Some(last) = waiting.last().map(|noted| noted.number) else {
+                match stop.run_until_cancelled(noted.changed()).await {
+                    Some(Ok(())) => continue,
+                    Some(Err(_)) | None => return,
+                }
+            };
+            let events = waiting.iter().map(|noted| noted.written()).collect();
+            let notes = waiting.iter().flat_map(|noted| noted.notes()).collect();
+            match journal.record(events, notes).await {
+                Ok(()) => {
+                    self.log().show_until(last);
+                    self.changed.send_replace(last);
+                }
+                Err(error) => {
+                    tracing::warn!(%error, waiting = waiting.len(), "cannot record events");
+                    if stop.run_until_cancelled(tokio::time::sleep(RETRY)).await.is_none() {
+                        // They are told by the next daemon, which finds that nobody was.
+                        return;
+                    }
+                }
+            }
+        }
     }
 
     fn log(&self) -> MutexGuard<'_, Log> {
@@ -193,7 +267,7 @@ impl Events {
     }
 
     fn tell(&self, log: &Log) {
-        self.changed.send_if_modified(|last| std::mem::replace(last, log.next) != log.next);
+        self.noted.send_if_modified(|last| std::mem::replace(last, log.last) != log.last);
     }
 
     /// Begins to read after the event with this id, or with what comes next.
@@ -274,45 +348,106 @@ impl Log {
     }
 
     fn push(&mut self, kind: EventKind, sandbox: &SandboxId, session: Option<&str>, owner: &str) {
-        let own_next = self.own_next.entry(split(owner).0.to_owned()).or_insert(1);
+        let own_last = self.own_last.entry(split(owner).0.to_owned()).or_default();
+        *own_last += 1;
+        self.last += 1;
         let noted = Noted {
             kind,
             at: Utc::now(),
             sandbox: sandbox.clone(),
             session: session.map(str::to_owned),
             client_id: owner.to_owned(),
-            number: self.next,
-            own_number: *own_next,
+            number: self.last,
+            own_number: *own_last,
         };
-        *own_next += 1;
-        self.next += 1;
+        if self.waiting.len() == KEPT {
+            // The journal has taken nothing for long. Its number is missing from now on.
+            self.waiting.pop_front();
+        }
+        self.waiting.push_back(Arc::new(noted));
+    }
+
+    /// Shows what the journal has.
+    fn show_until(&mut self, last: u64) {
+        while let Some(noted) = self.waiting.pop_front_if(|noted| noted.number <= last) {
+            self.show(noted);
+        }
+    }
+
+    fn show(&mut self, noted: Arc<Noted>) {
+        if self.ring.back().is_some_and(|before| before.number + 1 != noted.number) {
+            self.ring.clear();
+        }
         if self.ring.len() == KEPT {
             self.ring.pop_front();
         }
-        self.ring.push_back(Arc::new(noted));
+        self.ring.push_back(noted);
     }
 
     fn newest(&self, principal: &Principal) -> u64 {
-        let next = if principal.operator {
-            self.next
-        } else {
-            self.own_next.get(&*principal.tenant).copied().unwrap_or(1)
-        };
-        next - 1
+        match principal.operator {
+            true => self.last,
+            false => self.own_last.get(&*principal.tenant).copied().unwrap_or(0),
+        }
     }
 
-    /// Tells whether events after this one have left the ring.
+    /// Tells whether events after this one are no longer there.
     fn lost_after(&self, principal: &Principal, number: u64) -> bool {
-        let mut theirs = self
-            .ring
-            .iter()
-            .filter(|noted| principal.operator || split(&noted.client_id).0 == &*principal.tenant);
+        let mut theirs =
+            self.ring.iter().chain(&self.waiting).filter(|noted| {
+                principal.operator || split(&noted.client_id).0 == &*principal.tenant
+            });
         let oldest = theirs.next().map_or(self.newest(principal) + 1, |n| n.number_for(principal));
         number + 1 < oldest
     }
 }
 
 impl Noted {
+    /// Returns what the journal keeps of it.
+    fn written(&self) -> NewEvent {
+        NewEvent {
+            at: self.at,
+            kind: self.kind.name().to_owned(),
+            sandbox_id: Some(self.sandbox.clone()),
+            session_id: self.session.clone(),
+            client_id: Some(self.client_id.clone()),
+            detail: json!({ "number": self.number, "own_number": self.own_number }),
+        }
+    }
+
+    /// Reads what the journal has kept.
+    fn read(event: &NewEvent) -> Option<Self> {
+        Some(Self {
+            kind: EventKind::deserialize(&Value::from(event.kind.as_str())).ok()?,
+            at: event.at,
+            sandbox: event.sandbox_id.clone()?,
+            session: event.session_id.clone(),
+            client_id: event.client_id.clone()?,
+            number: event.detail["number"].as_u64()?,
+            own_number: event.detail["own_number"].as_u64()?,
+        })
+    }
+
+    /// Returns what is to be known from now on.
+    fn notes(&self) -> impl Iterator<Item = (String, Option<Value>)> {
+        let state = match self.kind {
+            EventKind::SandboxCreated | EventKind::SandboxDestroyed => None,
+            EventKind::SessionActive => Some(SessionState::Active),
+            EventKind::SessionDetached => Some(SessionState::Detached),
+            EventKind::SessionSuspended => Some(SessionState::Suspended),
+            EventKind::SessionEnded => Some(SessionState::Terminated),
+        };
+        let session = state.zip(self.session.as_ref()).map(|(state, id)| {
+            let (sandbox, client_id) = (self.sandbox.clone(), self.client_id.clone());
+            let known = Known { state, sandbox, client_id, seen: 0 };
+            let is_over = state == SessionState::Terminated;
+            (format!("{SESSION}{id}"), (!is_over).then(|| json!(known)))
+        });
+        let number =
+            (format!("{NUMBERS}{}", split(&self.client_id).0), Some(json!(self.own_number)));
+        session.into_iter().chain([number])
+    }
+
     fn number_for(&self, principal: &Principal) -> u64 {
         if principal.operator { self.number } else { self.own_number }
     }
@@ -363,12 +498,37 @@ impl Reader {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+    use warren::store::StoreError;
+    use warren::store::sqlite::Answer;
+
     use super::*;
+    use crate::journal::MemoryJournal;
     use crate::keys::Quotas;
 
     fn principal(tenant: &str, operator: bool) -> Principal {
         let (tenant, client) = (tenant.into(), None);
         Principal { tenant, client, operator, quotas: Quotas::default() }
+    }
+
+    fn restored(journal: &Arc<MemoryJournal>) -> Events {
+        let events = Events::default();
+        let (kept, mut notes) = journal.load().now_or_never().unwrap().unwrap();
+        notes.insert(EPOCH.to_owned(), "e".into());
+        assert_eq!(events.restore(&kept, &notes), None);
+        let record = events.clone().record(Arc::clone(journal) as _, CancellationToken::new());
+        tokio_util::task::TaskTracker::new().spawn(record);
+        events
+    }
+
+    fn events() -> Events {
+        restored(&Arc::default())
+    }
+
+    /// Waits until all is shown that was noted.
+    async fn settle(events: &Events) {
+        let last = events.log().last;
+        events.changed.subscribe().wait_for(|shown| *shown >= last).await.unwrap();
     }
 
     fn session(client: &str) -> SandboxSession {
@@ -389,7 +549,7 @@ mod tests {
 
     #[tokio::test]
     async fn each_change_is_told_once_however_often_it_is_seen() {
-        let events = Events::new("e".into());
+        let events = events();
         let mut reader = events.read(principal("a", false), None);
         let mut one = session("a/x");
         events.note(&one);
@@ -416,12 +576,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_tenant_sees_its_own_events_under_its_own_numbers() {
-        let events = Events::new("e".into());
+        let events = events();
         let mut alice = events.read(principal("a", false), None);
         let mut operator = events.read(principal("uid:0", true), None);
         for client in ["b/x", "b/x", "a/x"] {
             events.note(&session(client));
         }
+        settle(&events).await;
         let Some(Item::Event(first)) = alice.next().await else { panic!("an event") };
         assert_eq!((first.id.as_str(), first.tenant.as_str()), ("e-1", "a"));
         assert_eq!(kinds(&mut alice, 1).await, ["session.active"]);
@@ -431,7 +592,7 @@ mod tests {
 
     #[tokio::test]
     async fn reading_goes_on_after_the_last_event_or_says_that_some_are_lost() {
-        let events = Events::new("e".into());
+        let events = events();
         let mut one = session("a/x");
         events.note(&one);
         let mut again = events.read(principal("a", false), Some("e-1"));
@@ -445,8 +606,113 @@ mod tests {
             one.state = states[turn % 2];
             events.note(&one);
         }
+        settle(&events).await;
         let mut late = events.read(principal("a", false), Some("e-1"));
         assert_eq!(kinds(&mut late, 1).await, ["gap"]);
         assert_eq!(kinds(&mut again, 1).await, ["session.suspended"], "the oldest that is kept");
+    }
+
+    #[tokio::test]
+    async fn the_next_daemon_goes_on_and_tells_what_nobody_was_told() {
+        let journal = Arc::default();
+        let events = restored(&journal);
+        let (mut kept, ended) = (session("a/x"), session("a/x"));
+        events.note(&kept);
+        events.note(&session("b/x"));
+        events.note(&ended);
+        settle(&events).await;
+        // The daemon dies before it notices this, and before the journal has the last.
+        kept.state = SessionState::Detached;
+
+        let events = restored(&journal);
+        let moment = events.moment();
+        assert_eq!(events.note_all(moment, &[kept.clone()]).len(), 2, "two sandboxes are gone");
+        settle(&events).await;
+        let mut alice = events.read(principal("a", false), Some("e-1"));
+        let told =
+            ["session.active", "sandbox.created", "session.active", "session.detached"].to_vec();
+        let ends = ["session.ended", "sandbox.destroyed"];
+        assert_eq!(kinds(&mut alice, 6).await, [told, ends.to_vec()].concat());
+        assert_eq!((alice.take(), alice.after), (None, 7), "each once, without a gap");
+
+        let events = restored(&journal);
+        let moment = events.moment();
+        assert_eq!(events.note_all(moment, &[kept]), [], "all of it is known");
+        assert_eq!(events.log().waiting.len(), 0);
+    }
+
+    #[tokio::test]
+    async fn numbers_go_on_though_the_events_of_a_tenant_are_no_longer_kept() {
+        let journal = Arc::default();
+        let events = restored(&journal);
+        events.note(&session("a/x"));
+        let mut other = session("b/x");
+        for turn in 0..KEPT {
+            other.state = [SessionState::Active, SessionState::Suspended][turn % 2];
+            events.note(&other);
+            settle(&events).await;
+        }
+        let events = restored(&journal);
+        events.note(&session("a/x"));
+        settle(&events).await;
+        let mut alice = events.read(principal("a", false), Some("e-2"));
+        assert_eq!(kinds(&mut alice, 2).await, ["sandbox.created", "session.active"]);
+        assert_eq!(alice.after, 4);
+        let mut late = events.read(principal("a", false), Some("e-1"));
+        assert_eq!(kinds(&mut late, 1).await, ["gap"]);
+    }
+
+    /// A journal that takes nothing, until it does.
+    #[derive(Debug, Default)]
+    struct Full(std::sync::atomic::AtomicBool, MemoryJournal);
+
+    #[async_trait::async_trait]
+    impl Journal for Full {
+        async fn load(&self) -> Result<(Vec<NewEvent>, Notes), StoreError> {
+            self.1.load().await
+        }
+
+        async fn record(
+            &self,
+            events: Vec<NewEvent>,
+            notes: Vec<(String, Option<Value>)>,
+        ) -> Result<(), StoreError> {
+            if !self.0.load(std::sync::atomic::Ordering::SeqCst) {
+                return Err(StoreError::Full);
+            }
+            self.1.record(events, notes).await
+        }
+
+        async fn remember(&self, _: &str, _: &str, _: &[u8], _: Value) -> Result<(), StoreError> {
+            Err(StoreError::Full)
+        }
+
+        async fn recall(&self, _: &str, _: &str) -> Result<Option<Answer>, StoreError> {
+            Ok(None)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_cannot_be_recorded_is_shown_to_nobody_and_waits_within_bounds() {
+        let (events, journal) = (Events::default(), Arc::new(Full::default()));
+        events.restore(&[], &Notes::from([(EPOCH.to_owned(), "e".into())]));
+        let record = events.clone().record(Arc::clone(&journal) as _, CancellationToken::new());
+        tokio_util::task::TaskTracker::new().spawn(record);
+        let mut reader = events.read(principal("a", false), None);
+        let mut one = session("a/x");
+        events.note(&one);
+        tokio::time::sleep(RETRY * 3).await;
+        assert_eq!(reader.take(), None);
+        journal.0.store(true, std::sync::atomic::Ordering::SeqCst);
+        assert_eq!(kinds(&mut reader, 2).await, ["sandbox.created", "session.active"]);
+
+        journal.0.store(false, std::sync::atomic::Ordering::SeqCst);
+        for turn in 0..=KEPT {
+            one.state = [SessionState::Suspended, SessionState::Active][turn % 2];
+            events.note(&one);
+        }
+        assert_eq!(events.log().waiting.len(), KEPT);
+        journal.0.store(true, std::sync::atomic::Ordering::SeqCst);
+        assert_eq!(kinds(&mut reader, 1).await, ["gap"], "one did not find room");
     }
 }

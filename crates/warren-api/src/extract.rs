@@ -7,6 +7,7 @@ use axum::http::request::Parts;
 use axum::middleware::Next;
 use axum::response::Response;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 use warren::SandboxId;
@@ -15,7 +16,7 @@ use crate::error::ApiError;
 
 /// The largest body that is read.
 pub const MAX_BODY: usize = 1 << 20;
-const BODY_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
+const BODY_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(20);
 
 /// A JSON body.
 #[derive(Debug)]
@@ -51,6 +52,9 @@ impl<T: DeserializeOwned, S: Sync> FromRequest<S> for Body<T> {
 }
 
 async fn read(request: Request) -> Result<Bytes, ApiError> {
+    if request.body().size_hint().lower() > MAX_BODY as u64 {
+        return Err(ApiError::body_too_large(MAX_BODY));
+    }
     let body = Limited::new(request.into_body(), MAX_BODY).collect();
     match tokio::time::timeout(BODY_TIMEOUT, body).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),

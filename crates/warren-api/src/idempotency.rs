@@ -1,27 +1,28 @@
 //! Requests that may be repeated: the same key and body get the same answer, and the work is done once.
+//!
+//! What runs is known here, what is done in the journal, and so after a restart too. A daemon that is
+//! killed between the two has given no answer; repeating does the work again, and what the first try
+//! made ends for want of use.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use serde::Serialize;
+use serde_json::json;
 use tokio::sync::watch;
-use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
+use warren::SandboxError;
 
 use crate::error::ApiError;
+use crate::journal::Journal;
 
 /// The header that carries the key.
 pub const KEY_HEADER: &str = "idempotency-key";
 const REPLAYED_HEADER: &str = "idempotency-replayed";
 const MAX_KEY: usize = 255;
-/// For how long an answer is kept.
-const KEPT_FOR: Duration = Duration::from_secs(24 * 3_600);
-/// How many are kept; the oldest goes first.
-const KEPT: usize = 10_000;
 
 /// An answer that can be given again.
 #[derive(Debug, Clone)]
@@ -47,8 +48,10 @@ impl Answer {
     }
 }
 
-type Outcome = Result<Answer, ApiError>;
-type Name = (Arc<str>, String);
+/// A tenant and the key that it chose.
+pub(crate) type Name = (Arc<str>, String);
+/// An answer, and whether it was given before.
+type Outcome = Result<(Answer, bool), ApiError>;
 
 #[derive(Debug)]
 struct Entry {
@@ -56,42 +59,45 @@ struct Entry {
     outcome: watch::Receiver<Option<Outcome>>,
 }
 
-#[derive(Debug, Default)]
-struct Entries {
-    by_name: HashMap<Name, Entry>,
-    ages: VecDeque<(Instant, Name)>,
+/// The requests that can be repeated.
+#[derive(Debug, Clone)]
+pub(crate) struct Repeatable {
+    running: Arc<Mutex<HashMap<Name, Entry>>>,
+    journal: Arc<dyn Journal>,
 }
 
-/// The requests that can be repeated.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Repeatable(Arc<Mutex<Entries>>);
-
 impl Repeatable {
-    fn entries(&self) -> MutexGuard<'_, Entries> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn new(journal: Arc<dyn Journal>) -> Self {
+        Self { running: Arc::default(), journal }
+    }
+
+    fn running(&self) -> MutexGuard<'_, HashMap<Name, Entry>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Does the work, unless the same was asked before: then waits for that and returns its answer.
     ///
-    /// The work goes on if the caller hangs up. What failed is forgotten, so that it can be tried
-    /// again under the same key.
-    pub(crate) async fn once<W: Future<Output = Outcome> + Send + 'static>(
+    /// The work goes on if the caller hangs up, and [`keep`](Self::keep)s its answer. What failed is
+    /// not kept, so that it can be tried again under the same key.
+    pub(crate) async fn once<W: Future<Output = Result<Answer, ApiError>> + Send + 'static>(
         &self,
         tasks: &TaskTracker,
         name: Name,
         digest: [u8; 32],
-        work: impl FnOnce() -> W,
+        work: W,
     ) -> Result<Response, ApiError> {
         let (sender, own) = watch::channel(None);
-        let (mut outcome, is_replay) = match self.enter(&name, digest, &own)? {
+        let (mut outcome, waits) = match self.enter(&name, digest, &own)? {
             Some(theirs) => (theirs, true),
             None => {
-                let (this, work) = (self.clone(), work());
+                let this = self.clone();
                 tasks.spawn(async move {
-                    let done = work.await;
-                    if done.is_err() {
-                        this.entries().by_name.remove(&name);
-                    }
+                    let done = match this.recall(&name, digest).await {
+                        Ok(Some(answer)) => Ok((answer, true)),
+                        Ok(None) => work.await.map(|answer| (answer, false)),
+                        Err(error) => Err(error),
+                    };
+                    this.running().remove(&name);
                     sender.send_replace(Some(done));
                 });
                 (own, false)
@@ -99,33 +105,59 @@ impl Repeatable {
         };
         let done = outcome.wait_for(Option::is_some).await;
         let done = done.ok().and_then(|done| done.clone());
-        let answer = done.ok_or_else(|| ApiError::internal("the work was given up"))??;
-        Ok(answer.into_response(is_replay))
+        let (answer, kept) = done.ok_or_else(|| ApiError::internal("the work was given up"))??;
+        Ok(answer.into_response(waits || kept))
     }
 
-    /// Enters a request as ours to do, or returns what becomes of the one that came before.
+    /// Enters a request as ours to do, or returns what becomes of the same one that runs.
     fn enter(
         &self,
         name: &Name,
         digest: [u8; 32],
         outcome: &watch::Receiver<Option<Outcome>>,
     ) -> Result<Option<watch::Receiver<Option<Outcome>>>, ApiError> {
-        let mut entries = self.entries();
-        match entries.by_name.get(name) {
-            Some(entry) if entry.digest == digest => return Ok(Some(entry.outcome.clone())),
-            Some(_) => return Err(ApiError::idempotency_mismatch()),
-            None => {}
+        let mut running = self.running();
+        match running.get(name) {
+            // A sender that is gone without a word panicked.
+            Some(entry) if entry.outcome.has_changed().is_ok() => {
+                let same = entry.digest == digest;
+                same.then(|| Some(entry.outcome.clone())).ok_or_else(ApiError::idempotency_mismatch)
+            }
+            Some(_) | None => {
+                running.insert(name.clone(), Entry { digest, outcome: outcome.clone() });
+                Ok(None)
+            }
         }
-        while let Some((at, oldest)) = entries.ages.front()
-            && (at.elapsed() > KEPT_FOR || entries.by_name.len() >= KEPT)
-        {
-            let oldest = oldest.clone();
-            entries.ages.pop_front();
-            entries.by_name.remove(&oldest);
+    }
+
+    /// Keeps an answer, before it is given.
+    pub(crate) async fn keep(
+        &self,
+        (tenant, key): &Name,
+        digest: [u8; 32],
+        answer: &Answer,
+    ) -> Result<(), ApiError> {
+        let (status, body) = (answer.status.as_u16(), String::from_utf8_lossy(&answer.body));
+        let response = json!({ "status": status, "body": body });
+        let kept = self.journal.remember(tenant, key, &digest, response).await;
+        Ok(kept.map_err(SandboxError::from)?)
+    }
+
+    async fn recall(
+        &self,
+        (tenant, key): &Name,
+        digest: [u8; 32],
+    ) -> Result<Option<Answer>, ApiError> {
+        let kept = self.journal.recall(tenant, key).await.map_err(SandboxError::from)?;
+        let Some(kept) = kept else { return Ok(None) };
+        if kept.request_hash != digest {
+            return Err(ApiError::idempotency_mismatch());
         }
-        entries.ages.push_back((Instant::now(), name.clone()));
-        entries.by_name.insert(name.clone(), Entry { digest, outcome: outcome.clone() });
-        Ok(None)
+        let status = kept.response["status"].as_u64().and_then(|code| u16::try_from(code).ok());
+        let status = status.and_then(|code| StatusCode::from_u16(code).ok());
+        let body = kept.response["body"].as_str().map(|body| Bytes::from(body.to_owned()));
+        let answer = status.zip(body).map(|(status, body)| Answer { status, body });
+        answer.map(Some).ok_or_else(|| ApiError::internal("a kept answer cannot be read"))
     }
 }
 

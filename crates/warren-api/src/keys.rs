@@ -1,7 +1,9 @@
 //! API keys: a random secret for each, of which only the hash is kept.
 //!
 //! They live in one file that `warren key` writes and the daemon reads, so that keys can be made
-//! before there is a daemon, and one that is revoked is refused from the next request on.
+//! before there is a daemon, and one that is revoked is refused from the next request on. They are not
+//! in the daemon's database, which is the daemon's alone while it runs: there would be two ways to
+//! change a key, and none to revoke one while the database is damaged.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -234,7 +236,9 @@ impl Keys {
         serde_json::to_writer_pretty(&mut file, keys)?;
         file.write_all(b"\n")?;
         file.sync_all()?;
-        fs::rename(&new, &self.path)
+        fs::rename(&new, &self.path)?;
+        // A power cut could take the rename back, and a revoked key would be good again.
+        File::open(self.path.parent().unwrap_or(Path::new(".")))?.sync_all()
     }
 
     fn random<const N: usize>(&self) -> Result<[u8; N], KeyError> {

@@ -6,10 +6,12 @@
 //! exist. How a sandbox is made, kept and ended is left to the manager.
 
 mod catalog;
+mod crowd;
 mod error;
 mod events;
 mod extract;
 mod idempotency;
+pub mod journal;
 pub mod keys;
 mod principal;
 mod quota;
@@ -18,9 +20,10 @@ pub mod server;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use warren::{
@@ -37,6 +40,7 @@ pub use principal::{CLIENT_HEADER, Peer};
 use catalog::Catalog;
 use events::Events;
 use idempotency::Repeatable;
+use journal::{Journal, MemoryJournal};
 use keys::Keys;
 use principal::Principal;
 use quota::{Ledger, Promise};
@@ -51,7 +55,12 @@ pub struct Options {
     pub keys: Option<Keys>,
     /// Names that a `Host` header may have beside the address itself.
     pub allowed_hosts: Vec<String>,
+    /// What outlives the daemon; nothing if absent.
+    pub journal: Option<Arc<dyn Journal>>,
 }
+
+/// The notes of the journal that name the default sandboxes of tenants.
+const DEFAULT: &str = "default/";
 
 /// One manager and what its dialects share. Clones are handles to the same one.
 #[derive(Clone)]
@@ -64,6 +73,7 @@ struct Inner {
     ledger: Ledger,
     events: Events,
     repeatable: Repeatable,
+    journal: Arc<dyn Journal>,
     /// The default sandbox of each tenant but the operator's, which is the manager's own.
     defaults: Mutex<HashMap<Arc<str>, SandboxId>>,
     tasks: TaskTracker,
@@ -79,15 +89,15 @@ impl fmt::Debug for Api {
 impl Api {
     /// Puts an API before a manager.
     pub fn new(manager: Arc<dyn SandboxManager>, options: Options) -> Self {
-        // Only this daemon's readers may go on by its numbers.
-        let epoch = SandboxId::new().as_str().chars().skip(4).take(8).collect();
+        let journal = options.journal.clone().unwrap_or_else(|| Arc::new(MemoryJournal::default()));
         Self(Arc::new(Inner {
             manager,
             options,
             catalog: Catalog::default(),
             ledger: Ledger::default(),
-            events: Events::new(epoch),
-            repeatable: Repeatable::default(),
+            events: Events::default(),
+            repeatable: Repeatable::new(Arc::clone(&journal)),
+            journal,
             defaults: Mutex::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
@@ -101,6 +111,14 @@ impl Api {
 
     /// Takes stock of what the manager has, and looks after it until [`stop`](Self::stop).
     pub async fn start(&self) -> Result<(), warren::SandboxError> {
+        let (events, notes) = self.0.journal.load().await?;
+        if let Some(note) = self.0.events.restore(&events, &notes) {
+            self.0.journal.record(Vec::new(), vec![note]).await?;
+        }
+        let defaults = notes.iter().filter_map(|(name, id)| {
+            Some((name.strip_prefix(DEFAULT)?.into(), SandboxId::from_string(id.as_str()?)))
+        });
+        self.0.defaults.lock().await.extend(defaults);
         for session in self.manager().list_sessions().await? {
             if session.state == SessionState::Terminated {
                 continue;
@@ -109,8 +127,10 @@ impl Api {
             let memory = sandbox.and_then(|one| one.capabilities().limits.max_memory_bytes);
             let (tenant, _) = principal::split(&session.client_id);
             self.0.ledger.note(tenant, &session.sandbox_id, memory.unwrap_or(0));
-            self.0.events.note(&session);
         }
+        self.look().await;
+        let events = self.0.events.clone();
+        self.0.tasks.spawn(events.record(Arc::clone(&self.0.journal), self.0.stop.clone()));
         let this = self.clone();
         self.0.tasks.spawn(async move {
             while this.0.stop.run_until_cancelled(tokio::time::sleep(LOOK_INTERVAL)).await.is_some()
@@ -146,7 +166,7 @@ impl Api {
         match self.manager().list_sessions().await {
             Ok(sessions) => {
                 for gone in self.0.events.note_all(moment, &sessions) {
-                    self.forget(&gone);
+                    self.forget(&gone).await;
                 }
             }
             Err(error) => tracing::warn!(%error, "cannot list the sessions"),
@@ -161,16 +181,49 @@ impl Api {
             ..session.clone()
         });
         if let Some(gone) = self.0.events.note(&now) {
-            self.forget(&gone);
+            self.forget(&gone).await;
         }
         Ok(now)
     }
 
-    fn forget(&self, id: &SandboxId) {
+    /// Ends a session that nobody was told of.
+    async fn undo(&self, session: &SandboxSession) {
+        if self.manager().terminate(session).await.is_ok() {
+            // What cannot be looked at now is noticed by the next look at all.
+            let _ = self.look_at(session).await;
+        }
+    }
+
+    async fn forget(&self, id: &SandboxId) {
         self.0.catalog.forget(id);
         self.0.ledger.forget(id);
-        let mut defaults = self.0.defaults.lock().unwrap_or_else(PoisonError::into_inner);
-        defaults.retain(|_, default| default != id);
+        let mut defaults = self.0.defaults.lock().await;
+        let unset: Vec<_> = defaults.extract_if(|_, default| default == id).collect();
+        if unset.is_empty() {
+            return;
+        }
+        let notes = unset.into_iter().map(|(tenant, _)| (format!("{DEFAULT}{tenant}"), None));
+        if let Err(error) = self.0.journal.record(Vec::new(), notes.collect()).await {
+            // A default that does not live is none, so this one comes back with its id at most.
+            tracing::warn!(%error, "cannot record that a default is gone");
+        }
+    }
+
+    /// Sets or unsets a tenant's default sandbox.
+    async fn set_default(
+        &self,
+        tenant: &Arc<str>,
+        id: Option<SandboxId>,
+    ) -> Result<(), warren::SandboxError> {
+        // Locked until it is written, so that the last to come is what is kept.
+        let mut defaults = self.0.defaults.lock().await;
+        let note = (format!("{DEFAULT}{tenant}"), id.as_ref().map(|id| id.as_str().into()));
+        self.0.journal.record(Vec::new(), vec![note]).await?;
+        match id {
+            Some(id) => defaults.insert(Arc::clone(tenant), id),
+            None => defaults.remove(tenant),
+        };
+        Ok(())
     }
 
     /// Does work to its end, even if whoever asked for it hangs up.

@@ -4,7 +4,7 @@
 //! callers: the manager only ever sees client ids that begin with it, so tenants can never meet. A
 //! client is a name within a tenant, which callers choose themselves.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, Request, State};
@@ -15,6 +15,7 @@ use axum::response::Response;
 use warren::SandboxSession;
 
 use crate::Api;
+use crate::crowd::{Holding, Seat};
 use crate::error::ApiError;
 use crate::keys::Quotas;
 
@@ -112,11 +113,14 @@ pub(crate) async fn authenticate(
         }
         None => return Err(ApiError::unauthenticated()),
     };
+    let seat = request.extensions().get::<Seat>().cloned();
+    let busy = (seat.map(Seat::occupy), api.0.ledger.admit(&principal)?);
     request.extensions_mut().insert(principal.clone());
     let mut response = next.run(request).await;
     // For the log.
     response.extensions_mut().insert(principal);
-    Ok(response)
+    // A stream is under way until it ends.
+    Ok(response.map(|body| Holding::body(body, busy)))
 }
 
 /// Refuses what a browser was tricked into sending: another site's request, or one that reached us
@@ -145,16 +149,18 @@ pub(crate) async fn refuse_browsers(
     Ok(next.run(request).await)
 }
 
+/// Tells whether a `Host` can only be ours. An address needs no name server, so none was tricked;
+/// which address it is, and which port, depends on what forwards it to us.
 fn is_our_host(host: &str, to: SocketAddr, allowed: &[String]) -> bool {
-    let (name, port) = match host.rsplit_once(':') {
-        Some((name, port)) if !port.contains(']') => (name, Some(port)),
-        _ => (host, None),
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.parse::<u16>().is_ok() => name,
+        _ => host,
     };
-    if port.is_some_and(|port| port.parse() != Ok(to.port())) {
-        return false;
-    }
-    let name = name.trim_start_matches('[').trim_end_matches(']');
-    let is_address = name.parse() == Ok(to.ip());
+    let bare = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
+    let is_address = match bare {
+        Some(bare) => bare.parse::<Ipv6Addr>().is_ok(),
+        None => name.parse::<Ipv4Addr>().is_ok(),
+    };
     is_address
         || (to.ip().is_loopback() && name.eq_ignore_ascii_case("localhost"))
         || allowed.iter().any(|allowed| allowed.eq_ignore_ascii_case(name))
@@ -225,8 +231,16 @@ mod tests {
             ("localhost:8080", true),
             ("LOCALHOST:8080", true),
             ("warren.example:8080", true),
-            ("127.0.0.1:81", false),
-            ("127.0.0.2:8080", false),
+            ("warren.example:81", true),
+            ("192.0.2.7:81", true),
+            ("[2001:db8::1]:81", true),
+            ("::1", false),
+            ("[127.0.0.1]", false),
+            ("127.0.0.1:", false),
+            ("127.0.0.1:99999", false),
+            ("127.0.0.1.evil.example", false),
+            ("0x7f000001", false),
+            ("127.1", false),
             ("evil.example:8080", false),
             ("localhost.evil.example", false),
             ("", false),

@@ -11,6 +11,10 @@ use warren::SandboxId;
 
 use crate::error::ApiError;
 use crate::keys::Quotas;
+use crate::principal::Principal;
+
+/// How many requests of one tenant may be under way, streams included: nobody has all connections.
+const MAX_REQUESTS: u64 = 256;
 
 /// What all tenants have.
 #[derive(Debug, Clone, Default)]
@@ -28,6 +32,7 @@ struct Account {
     pending: u64,
     pending_memory: u64,
     execs: u64,
+    requests: u64,
 }
 
 /// A sandbox that a tenant has.
@@ -49,7 +54,7 @@ impl Account {
     }
 
     fn is_empty(&self) -> bool {
-        self.held.is_empty() && self.pending == 0 && self.execs == 0
+        self.held.is_empty() && self.pending == 0 && self.execs == 0 && self.requests == 0
     }
 }
 
@@ -65,6 +70,13 @@ pub(crate) struct Promise {
 /// A command that runs. Dropping it says that it does no more.
 #[derive(Debug)]
 pub(crate) struct Running {
+    ledger: Ledger,
+    tenant: Arc<str>,
+}
+
+/// A request that is under way. Dropping it says that it is no more.
+#[derive(Debug)]
+pub(crate) struct Admitted {
     ledger: Ledger,
     tenant: Arc<str>,
 }
@@ -135,6 +147,17 @@ impl Ledger {
         }
     }
 
+    /// Lets a caller begin one more request. The operator always may, to look what is the matter.
+    pub(crate) fn admit(&self, who: &Principal) -> Result<Admitted, ApiError> {
+        let mut books = self.books();
+        let account = books.tenants.entry(Arc::clone(&who.tenant)).or_default();
+        if account.requests >= MAX_REQUESTS && !who.operator {
+            return Err(ApiError::quota("requests at once", MAX_REQUESTS));
+        }
+        account.requests += 1;
+        Ok(Admitted { ledger: self.clone(), tenant: Arc::clone(&who.tenant) })
+    }
+
     /// Lets a tenant run one more command, if its quota does.
     pub(crate) fn run(&self, tenant: &Arc<str>, quotas: &Quotas) -> Result<Running, ApiError> {
         let mut books = self.books();
@@ -181,6 +204,14 @@ impl Drop for Running {
     fn drop(&mut self) {
         if let Some(account) = self.ledger.books().tenants.get_mut(&self.tenant) {
             account.execs -= 1;
+        }
+    }
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        if let Some(account) = self.ledger.books().tenants.get_mut(&self.tenant) {
+            account.requests -= 1;
         }
     }
 }

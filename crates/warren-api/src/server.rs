@@ -1,7 +1,6 @@
 //! Connections: who is at the other end, how much they may send, and when they end.
 
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -11,22 +10,29 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncWrite};
+use rustix::io::Errno;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
 use crate::Peer;
+use crate::crowd::{Crowd, Patient, Place};
 
-/// How many connections a listener has at once; more wait in the kernel.
+/// How many connections a listener has at once.
 const MAX_CONNECTIONS: usize = 1_024;
+/// How many more are told so at once; the rest hears nothing.
+const MAX_REFUSALS: usize = 64;
+const REFUSAL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n\
+    retry-after: 1\r\nconnection: close\r\n\r\n\
+    {\"error\":{\"code\":\"busy\",\"message\":\"too many requests are under way\",\
+    \"hint\":\"try again in a moment, or fewer at once\"}}";
 /// How long the head of a request may take, and an idle connection may stay.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(15);
 const MAX_HEADERS: usize = 64;
 const MAX_HEAD: usize = 32 << 10;
-/// How long to wait when the host has no descriptor left for a connection.
+/// How long to wait when the host has nothing left for a connection.
 const BREATHER: Duration = Duration::from_millis(100);
 
 /// Where connections come from.
@@ -93,27 +99,38 @@ impl Server {
     }
 
     async fn accept(&self, listener: &impl Listener, router: Router) {
-        let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        let (crowd, refused) = (Crowd::default(), Crowd::default());
         loop {
-            let accepted = async {
-                // The semaphore is never closed.
-                let place = Arc::clone(&room).acquire_owned().await.ok();
-                (place, listener.next().await)
-            };
-            let Some((place, accepted)) = self.closing.run_until_cancelled(accepted).await else {
+            let Some(accepted) = self.closing.run_until_cancelled(listener.next()).await else {
                 return;
             };
             match accepted {
                 Ok((stream, peer)) => {
                     let (this, router) = (self.clone(), router.clone());
-                    self.tasks.spawn(async move {
-                        this.converse(stream, peer, router).await;
-                        drop(place);
-                    });
+                    let mut stream = Patient::new(stream);
+                    if let Some(place) = crowd.enter(MAX_CONNECTIONS) {
+                        self.tasks.spawn(async move {
+                            this.converse(stream, peer, &place, router).await;
+                        });
+                    } else if let Some(place) = refused.enter(MAX_REFUSALS) {
+                        self.tasks.spawn(async move {
+                            let say = async {
+                                // Whoever does not listen is not told.
+                                let _ = stream.write_all(REFUSAL).await;
+                                let _ = stream.shutdown().await;
+                            };
+                            place.leave.run_until_cancelled(say).await;
+                        });
+                    }
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot take a connection");
-                    tokio::time::sleep(BREATHER).await;
+                    let scarce = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
+                    // Anything else is a peer that has gone already.
+                    if Errno::from_io_error(&error).is_some_and(|errno| scarce.contains(&errno)) {
+                        crowd.shed();
+                        tokio::time::sleep(BREATHER).await;
+                    }
                 }
             }
         }
@@ -121,12 +138,15 @@ impl Server {
 
     async fn converse<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         &self,
-        stream: S,
+        stream: Patient<S>,
         peer: Peer,
+        place: &Place,
         router: Router,
     ) {
+        let seat = place.seat();
         let service = service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(peer);
+            request.extensions_mut().insert(seat.clone());
             router.clone().oneshot(request.map(Body::new))
         });
         let connection = http1::Builder::new()
@@ -138,6 +158,7 @@ impl Server {
         tokio::pin!(connection);
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,
+            () = place.leave.cancelled() => return,
             () = self.closing.cancelled() => {
                 connection.as_mut().graceful_shutdown();
                 tokio::select! {

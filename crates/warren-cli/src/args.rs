@@ -86,9 +86,9 @@ pub(crate) enum Action {
     Reference,
 }
 
-/// How to run a command.
+/// What a sandbox shall be, whoever keeps it.
 #[derive(Debug, Args)]
-pub(crate) struct RunArgs {
+pub(crate) struct SpecArgs {
     /// Profile to start from: default, strict or permissive.
     #[arg(long, value_name = "NAME", default_value = "default")]
     pub(crate) profile: String,
@@ -108,20 +108,17 @@ pub(crate) struct RunArgs {
     /// Directory to run in.
     #[arg(long, value_name = "DIR", help_heading = "Files")]
     pub(crate) workdir: Option<PathBuf>,
-    /// Set a variable of the command's environment; none of the caller's is passed on.
+    /// Set a variable of the environment of commands; none of the caller's is passed on.
     #[arg(long, value_name = "NAME=VALUE", value_parser = units::variable)]
     pub(crate) env: Vec<(String, String)>,
 
     /// Memory of all processes together [default: 512M].
     #[arg(long, value_name = "SIZE", value_parser = units::size, help_heading = "Limits")]
     pub(crate) memory: Option<Cap<u64>>,
-    /// CPUs to use at most, as in 1.5.
-    #[arg(long, value_name = "NUMBER", value_parser = units::cpus, help_heading = "Limits")]
-    pub(crate) cpus: Option<Cap<u32>>,
     /// Share of the CPU against other sandboxes, 1 to 10000 [default: 100].
     #[arg(long, value_name = "NUMBER", value_parser = units::count, help_heading = "Limits")]
     pub(crate) cpu_weight: Option<Cap<u32>>,
-    /// CPU time [default: 60s].
+    /// CPU time of a command [default: 60s].
     #[arg(long, value_name = "TIME", value_parser = units::time, help_heading = "Limits")]
     pub(crate) cpu_time: Option<Cap<u64>>,
     /// Processes and threads at once [default: 64].
@@ -133,12 +130,22 @@ pub(crate) struct RunArgs {
     /// What all files it writes may take up [default: 100M].
     #[arg(long, value_name = "SIZE", value_parser = units::size, help_heading = "Limits")]
     pub(crate) disk: Option<Cap<u64>>,
-    /// Output, stdout and stderr together [default: 10M].
+    /// Output of a command, stdout and stderr together [default: 10M].
     #[arg(long, value_name = "SIZE", value_parser = units::size, help_heading = "Limits")]
     pub(crate) max_output: Option<Cap<u64>>,
-    /// Time by the clock [default: 2m].
+    /// Time by the clock of a command [default: 2m].
     #[arg(long, value_name = "TIME", value_parser = units::time, help_heading = "Limits")]
     pub(crate) timeout: Option<Cap<u64>>,
+}
+
+/// How to run a command.
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) spec: SpecArgs,
+    /// CPUs to use at most, as in 1.5.
+    #[arg(long, value_name = "NUMBER", value_parser = units::cpus, help_heading = "Limits")]
+    pub(crate) cpus: Option<Cap<u32>>,
     /// Run even if this host cannot hold a limit: memory, cpus, processes, ...
     #[arg(long, value_name = "LIMIT", help_heading = "Limits")]
     pub(crate) accept_missing: Vec<Limit>,
@@ -295,7 +302,7 @@ pub(crate) struct ClientArgs {
     pub(crate) json: bool,
 }
 
-/// What a new sandbox shall be.
+/// What a new sandbox shall be, and which one will do.
 #[derive(Debug, Args)]
 pub(crate) struct CreateArgs {
     #[command(flatten)]
@@ -306,12 +313,6 @@ pub(crate) struct CreateArgs {
     /// Label to find it by.
     #[arg(long, value_name = "KEY=VALUE", value_parser = units::variable)]
     pub(crate) label: Vec<(String, String)>,
-    /// Profile to start from: default, strict or permissive.
-    #[arg(long, value_name = "NAME")]
-    pub(crate) profile: Option<String>,
-    /// System call filter, if not the profile's own.
-    #[arg(long, value_name = "NAME")]
-    pub(crate) seccomp: Option<String>,
     /// Backend to use.
     #[arg(long, value_name = "NAME")]
     pub(crate) backend: Option<String>,
@@ -324,47 +325,8 @@ pub(crate) struct CreateArgs {
     /// Do this once, however often it is repeated with the same key.
     #[arg(long, value_name = "KEY")]
     pub(crate) idempotency_key: Option<String>,
-
-    /// Show a path of the host, read-only, at the same place.
-    #[arg(long, value_name = "PATH", help_heading = "Files")]
-    pub(crate) ro: Vec<PathBuf>,
-    /// Show a path of the host, writable, at the same place.
-    #[arg(long, value_name = "PATH", help_heading = "Files")]
-    pub(crate) rw: Vec<PathBuf>,
-    /// Show a path of the host at another place.
-    #[arg(long, value_name = "SRC:DST[:ro]", value_parser = units::bind, help_heading = "Files")]
-    pub(crate) bind: Vec<BindMount>,
-    /// Directory to run in.
-    #[arg(long, value_name = "DIR", help_heading = "Files")]
-    pub(crate) workdir: Option<PathBuf>,
-    /// Set a variable of the commands' environment.
-    #[arg(long, value_name = "NAME=VALUE", value_parser = units::variable)]
-    pub(crate) env: Vec<(String, String)>,
-
-    /// Memory of all processes together [default: 512M].
-    #[arg(long, value_name = "SIZE", value_parser = units::size, help_heading = "Limits")]
-    pub(crate) memory: Option<Cap<u64>>,
-    /// Share of the CPU against other sandboxes, 1 to 10000 [default: 100].
-    #[arg(long, value_name = "NUMBER", value_parser = units::count, help_heading = "Limits")]
-    pub(crate) cpu_weight: Option<Cap<u32>>,
-    /// CPU time of each command [default: 60s].
-    #[arg(long, value_name = "TIME", value_parser = units::time, help_heading = "Limits")]
-    pub(crate) cpu_time: Option<Cap<u64>>,
-    /// Processes and threads at once [default: 64].
-    #[arg(long, value_name = "NUMBER", value_parser = units::count, help_heading = "Limits")]
-    pub(crate) pids: Option<Cap<u32>>,
-    /// Open files of each process [default: 256].
-    #[arg(long, value_name = "NUMBER", value_parser = units::count, help_heading = "Limits")]
-    pub(crate) open_files: Option<Cap<u32>>,
-    /// What all files it writes may take up [default: 100M].
-    #[arg(long, value_name = "SIZE", value_parser = units::size, help_heading = "Limits")]
-    pub(crate) disk: Option<Cap<u64>>,
-    /// Output of each command, stdout and stderr together [default: 10M].
-    #[arg(long, value_name = "SIZE", value_parser = units::size, help_heading = "Limits")]
-    pub(crate) max_output: Option<Cap<u64>>,
-    /// Time by the clock of each command [default: 2m].
-    #[arg(long, value_name = "TIME", value_parser = units::time, help_heading = "Limits")]
-    pub(crate) timeout: Option<Cap<u64>>,
+    #[command(flatten)]
+    pub(crate) spec: SpecArgs,
 }
 
 /// Which sandboxes to list.

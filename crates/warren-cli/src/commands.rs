@@ -38,33 +38,33 @@ fn show_object(value: &impl Serialize) -> Result<u8, Failure> {
 
 /// `warren create`.
 pub(crate) fn create(args: &CreateArgs) -> Result<u8, Failure> {
-    let caller = Caller::new();
+    let (caller, spec) = (Caller::new(), &args.spec);
     let path = |path: &std::path::PathBuf| Ok(absolute(&caller, path)?.display().to_string());
     let paths =
         |paths: &[std::path::PathBuf]| paths.iter().map(path).collect::<Result<_, Failure>>();
-    let binds = args.bind.iter().map(|bind| {
+    let binds = spec.bind.iter().map(|bind| {
         let (source, target) = (path(&bind.source)?, bind.target.display().to_string());
         Ok(BindMountBody { source, target, readonly: bind.readonly })
     });
     let body = CreateSandboxBody {
         name: args.name.clone(),
-        profile: args.profile.clone(),
-        workdir: args.workdir.as_ref().map(|path| path.display().to_string()),
-        allowed_paths_ro: paths(&args.ro)?,
-        allowed_paths_rw: paths(&args.rw)?,
+        profile: Some(spec.profile.clone()),
+        workdir: spec.workdir.as_ref().map(|path| path.display().to_string()),
+        allowed_paths_ro: paths(&spec.ro)?,
+        allowed_paths_rw: paths(&spec.rw)?,
         bind_mounts: binds.collect::<Result<_, Failure>>()?,
-        environment: args.env.iter().cloned().collect(),
+        environment: spec.env.iter().cloned().collect(),
         limits: LimitsBody {
-            max_memory_bytes: args.memory.map(Cap::bound),
-            max_cpu_time_ms: args.cpu_time.map(Cap::bound),
-            max_wall_time_ms: args.timeout.map(Cap::bound),
-            max_processes: args.pids.map(Cap::bound),
-            max_open_files: args.open_files.map(Cap::bound),
-            max_output_bytes: args.max_output.map(Cap::bound),
-            max_write_bytes: args.disk.map(Cap::bound),
-            cpu_weight: args.cpu_weight.map(Cap::bound),
+            max_memory_bytes: spec.memory.map(Cap::bound),
+            max_cpu_time_ms: spec.cpu_time.map(Cap::bound),
+            max_wall_time_ms: spec.timeout.map(Cap::bound),
+            max_processes: spec.pids.map(Cap::bound),
+            max_open_files: spec.open_files.map(Cap::bound),
+            max_output_bytes: spec.max_output.map(Cap::bound),
+            max_write_bytes: spec.disk.map(Cap::bound),
+            cpu_weight: spec.cpu_weight.map(Cap::bound),
         },
-        seccomp_profile: args.seccomp.clone(),
+        seccomp_profile: spec.seccomp.clone(),
         labels: args.label.iter().cloned().collect(),
         select: SelectBody {
             require_fresh: args.fresh,

@@ -28,7 +28,7 @@ impl Request {
             ..CreateOptions::default()
         };
         let limits = limits(args, &mut options);
-        let binds = args.bind.iter().map(|bind| {
+        let binds = args.spec.bind.iter().map(|bind| {
             let source = absolute(caller, &bind.source)?;
             Ok(BindMount { source, ..bind.clone() })
         });
@@ -36,16 +36,16 @@ impl Request {
             paths.iter().map(|path| absolute(caller, path)).collect::<Result<Vec<_>, Failure>>()
         };
         let mut spec = SandboxSpec {
-            profile: args.profile.clone(),
-            seccomp_profile: args.seccomp.clone(),
-            allowed_paths_ro: paths(&args.ro)?,
-            allowed_paths_rw: paths(&args.rw)?,
+            profile: args.spec.profile.clone(),
+            seccomp_profile: args.spec.seccomp.clone(),
+            allowed_paths_ro: paths(&args.spec.ro)?,
+            allowed_paths_rw: paths(&args.spec.rw)?,
             bind_mounts: binds.collect::<Result<_, Failure>>()?,
-            environment: args.env.clone(),
+            environment: args.spec.env.clone(),
             limits,
             ..SandboxSpec::default()
         };
-        if let Some(workdir) = &args.workdir {
+        if let Some(workdir) = &args.spec.workdir {
             spec.workdir.clone_from(workdir);
         }
         spec.validate()?;
@@ -78,14 +78,14 @@ fn limits(args: &RunArgs, options: &mut CreateOptions) -> ResourceLimits {
     }
     let mut limits = ResourceLimits::default();
     let demanded = &mut options.demanded;
-    set(demanded, Limit::Memory, args.memory, &mut limits.max_memory_bytes);
-    set(demanded, Limit::CpuTime, args.cpu_time, &mut limits.max_cpu_time_ms);
-    set(demanded, Limit::WallTime, args.timeout, &mut limits.max_wall_time_ms);
-    set(demanded, Limit::Processes, args.pids, &mut limits.max_processes);
-    set(demanded, Limit::OpenFiles, args.open_files, &mut limits.max_open_files);
-    set(demanded, Limit::Output, args.max_output, &mut limits.max_output_bytes);
-    set(demanded, Limit::Write, args.disk, &mut limits.max_write_bytes);
-    set(demanded, Limit::CpuWeight, args.cpu_weight, &mut limits.cpu_weight);
+    set(demanded, Limit::Memory, args.spec.memory, &mut limits.max_memory_bytes);
+    set(demanded, Limit::CpuTime, args.spec.cpu_time, &mut limits.max_cpu_time_ms);
+    set(demanded, Limit::WallTime, args.spec.timeout, &mut limits.max_wall_time_ms);
+    set(demanded, Limit::Processes, args.spec.pids, &mut limits.max_processes);
+    set(demanded, Limit::OpenFiles, args.spec.open_files, &mut limits.max_open_files);
+    set(demanded, Limit::Output, args.spec.max_output, &mut limits.max_output_bytes);
+    set(demanded, Limit::Write, args.spec.disk, &mut limits.max_write_bytes);
+    set(demanded, Limit::CpuWeight, args.spec.cpu_weight, &mut limits.cpu_weight);
     set(demanded, Limit::CpuQuota, args.cpus, &mut options.cpu_quota_millis);
     limits
 }

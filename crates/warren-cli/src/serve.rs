@@ -7,13 +7,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::FlockOperation;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::fmt::format::FmtSpan;
 use warren::backend::{FakeBackend, HostBackend, HostConfig, LinuxBackend};
-use warren::store::sqlite::SqliteStore;
-use warren::store::{Image, Store as _};
+use warren::store::sqlite::{Retention, SqliteStore};
+use warren::store::{Image, Store};
 use warren::{DefaultSandboxManager, IsolationBackend, Shutdown};
+use warren_api::journal::{KEPT_ANSWERS, KEPT_EVENTS};
 use warren_api::keys::Keys;
 use warren_api::server::Server;
 use warren_api::{Api, Options, rest};
@@ -42,6 +44,8 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Failure> {
     }
     // Before any thread: the launcher of sandboxes is forked off here.
     let backends = backends(&config)?;
+    // After that: a sandbox is to have no more than it had.
+    raise_open_files();
     let (socket, listener) = Socket::bind(&config.socket, config.group.as_deref())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -75,8 +79,15 @@ async fn run(
         None => None,
     };
 
-    let (manager, image) = manager(config, backends).await?;
-    let options = Options { keys: Some(keys), allowed_hosts: config.allowed_hosts.clone() };
+    let retention = Retention { events: KEPT_EVENTS, answers: KEPT_ANSWERS };
+    let store = SqliteStore::open_keeping(&config.state_dir.join("warren.db"), retention);
+    let store = Arc::new(store.map_err(warren::SandboxError::from)?);
+    let (manager, image) = manager(config, backends, &store).await?;
+    let options = Options {
+        keys: Some(keys),
+        allowed_hosts: config.allowed_hosts.clone(),
+        journal: Some(store),
+    };
     let api = Api::new(Arc::new(manager.clone()), options);
     for record in image.iter().flat_map(|image| &image.sandboxes) {
         if let Some(owner) = &record.owner {
@@ -124,6 +135,7 @@ async fn run(
 async fn manager(
     config: &Config,
     backends: Vec<Arc<dyn IsolationBackend>>,
+    store: &Arc<SqliteStore>,
 ) -> Result<(DefaultSandboxManager, Option<Image>), Failure> {
     let mut outlives = false;
     for backend in &backends {
@@ -133,10 +145,9 @@ async fn manager(
         tracing::warn!("sandboxes end with the daemon: no backend here can leave them running");
         return Ok((DefaultSandboxManager::new(backends, config.manager.clone()), None));
     }
-    let store = SqliteStore::open(&config.state_dir.join("warren.db"));
-    let store = Arc::new(store.map_err(warren::SandboxError::from)?);
-    let image = store.load().await.map_err(warren::SandboxError::from)?;
-    let manager = DefaultSandboxManager::open(backends, config.manager.clone(), store).await?;
+    let image = Store::load(&**store).await.map_err(warren::SandboxError::from)?;
+    let (store, config) = (Arc::clone(store), config.manager.clone());
+    let manager = DefaultSandboxManager::open(backends, config, store).await?;
     Ok((manager, Some(image)))
 }
 
@@ -149,6 +160,14 @@ fn backends(config: &Config) -> Result<Vec<Arc<dyn IsolationBackend>>, Failure> 
         })
     };
     config.backends.iter().map(make).collect()
+}
+
+/// Takes as many descriptors as the host lets us have: each connection and each sandbox needs some.
+fn raise_open_files() {
+    let had = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: had.maximum, ..had }) {
+        tracing::warn!(%error, "cannot have more open files");
+    }
 }
 
 fn log_to_stderr(config: &Config) {

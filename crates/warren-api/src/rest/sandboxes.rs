@@ -8,6 +8,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use tokio::sync::oneshot;
+use uuid::Uuid;
 use warren::{AttachRequest, ExecContext, Sandbox, SandboxId, SandboxSession, SandboxSpec};
 
 use super::wire::{
@@ -55,19 +56,25 @@ pub(crate) async fn create(
         }
     };
     if let Some(key) = key {
-        let name = (Arc::clone(&who.tenant), key);
-        let work = || async { work.await.map(|(_, answer)| answer) };
-        return api.0.repeatable.once(&api.0.tasks, name, body.digest, work).await;
+        let (this, name) = (api.clone(), (Arc::clone(&who.tenant), key));
+        let (key, digest) = (name.clone(), body.digest);
+        let work = async move {
+            let (session, answer) = work.await?;
+            let kept = this.0.repeatable.keep(&key, digest, &answer).await;
+            if kept.is_err() {
+                this.undo(&session).await;
+            }
+            kept.map(|()| answer)
+        };
+        return api.0.repeatable.once(&api.0.tasks, name, digest, work).await;
     }
     let (sender, answer) = oneshot::channel();
     let this = api.clone();
     api.0.tasks.spawn(async move {
         let done = work.await;
         // Whoever hung up does not know the session, and could not ask for it again.
-        if let Err(Ok((session, _))) = sender.send(done)
-            && this.manager().terminate(&session).await.is_ok()
-        {
-            let _ = this.look_at(&session).await;
+        if let Err(Ok((session, _))) = sender.send(done) {
+            this.undo(&session).await;
         }
     });
     let answer = answer.await.map_err(|_| ApiError::internal("the work was given up"))?;
@@ -297,7 +304,7 @@ pub(super) async fn run(
     Ok(report.into())
 }
 
-/// Joins a sandbox, or makes one that has the id asked for.
+/// Joins a sandbox, or makes one that has the id asked for: `sbx-` and a version 4 UUID.
 #[utoipa::path(
     post,
     path = "/v1/sandboxes/{id}/attach",
@@ -307,6 +314,7 @@ pub(super) async fn run(
     responses(
         (status = 200, body = AcquiredView),
         (status = 400, body = ErrorBody),
+        (status = 403, description = "The id is not random.", body = ErrorBody),
         (status = 404, body = ErrorBody),
         (status = 429, description = "A quota is used up.", body = ErrorBody),
     )
@@ -319,6 +327,23 @@ pub(crate) async fn attach(
 ) -> Result<Json<AcquiredView>, ApiError> {
     let this = api.clone();
     api.finish(async move { join(&this, &who, id, body.value).await.map(Json) }).await
+}
+
+/// Checks that the caller may choose this id. Ids are one for all tenants, so whoever could choose any
+/// could find out which ones others have; nobody has a random one by chance.
+fn choosable(who: &Principal, id: &SandboxId) -> Result<(), ApiError> {
+    let uuid = id.as_str().strip_prefix("sbx-").filter(|uuid| {
+        // One spelling each: the id is compared as it is written.
+        Uuid::try_parse(uuid)
+            .is_ok_and(|read| read.get_version_num() == 4 && read.to_string() == *uuid)
+    });
+    if who.operator || uuid.is_some() {
+        return Ok(());
+    }
+    Err(ApiError::forbidden(
+        "only the operator may choose an id that is not random",
+        "write `sbx-` and a version 4 UUID, or choose a name: POST /v1/sandboxes with `name`",
+    ))
 }
 
 pub(super) async fn join(
@@ -336,6 +361,7 @@ pub(super) async fn join(
             (owner.unwrap_or_else(|| who.client_id()), None)
         }
         (Err(_), true) => {
+            choosable(who, &id)?;
             let name = api.0.catalog.promise(&who.tenant, &spec)?;
             if let (Some(_), Some(text)) = (&name.before, name.text()) {
                 return Err(crate::catalog::taken(text));

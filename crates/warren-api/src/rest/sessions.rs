@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{FromRequestParts, State};
 use axum::http::StatusCode;
+use axum::http::request::Parts;
 use warren::{SandboxError, SandboxManager, SandboxSession};
 
 use super::sandboxes::{self, ListQuery};
@@ -48,13 +49,8 @@ pub(crate) async fn list(
     params(("id" = String, Path, description = "The session.")),
     responses((status = 200, body = SessionView), (status = 404, body = ErrorBody))
 )]
-pub(crate) async fn show(
-    State(api): State<Api>,
-    who: Principal,
-    Id(id): Id,
-) -> Result<Json<SessionView>, ApiError> {
-    let session = api.session(&who, id.as_str()).await?;
-    Ok(Json((&session).into()))
+pub(crate) async fn show(Named { session, .. }: Named) -> Json<SessionView> {
+    Json((&session).into())
 }
 
 /// Joins the sandbox of a session again.
@@ -66,11 +62,9 @@ pub(crate) async fn show(
     responses((status = 200, body = AcquiredView), (status = 404, body = ErrorBody))
 )]
 pub(crate) async fn attach(
-    State(api): State<Api>,
     who: Principal,
-    Id(id): Id,
+    Named { api, session }: Named,
 ) -> Result<Json<AcquiredView>, ApiError> {
-    let session = api.session(&who, id.as_str()).await?;
     let this = api.clone();
     api.finish(async move {
         let sandbox_id = session.sandbox_id.clone();
@@ -79,14 +73,28 @@ pub(crate) async fn attach(
     .await
 }
 
+/// A session that a request names, and what is needed to change it.
+#[derive(Debug)]
+pub(crate) struct Named {
+    api: Api,
+    session: SandboxSession,
+}
+
+impl FromRequestParts<Api> for Named {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, ApiError> {
+        let who = Principal::from_request_parts(parts, api).await?;
+        let Id(id) = Id::from_request_parts(parts, api).await?;
+        Ok(Self { session: api.session(&who, id.as_str()).await?, api: api.clone() })
+    }
+}
+
 /// Changes a session and shows what became of it.
 async fn change<W: Future<Output = Result<(), SandboxError>> + Send>(
-    api: &Api,
-    who: &Principal,
-    id: &Id,
+    Named { api, session }: Named,
     change: impl FnOnce(Arc<dyn SandboxManager>, SandboxSession) -> W + Send + 'static,
 ) -> Result<Json<SessionView>, ApiError> {
-    let session = api.session(who, id.0.as_str()).await?;
     let this = api.clone();
     api.finish(async move {
         let changed = change(Arc::clone(this.manager()), session.clone()).await;
@@ -109,12 +117,8 @@ async fn change<W: Future<Output = Result<(), SandboxError>> + Send>(
         (status = 409, description = "The move is not a legal one.", body = ErrorBody),
     )
 )]
-pub(crate) async fn detach(
-    State(api): State<Api>,
-    who: Principal,
-    id: Id,
-) -> Result<Json<SessionView>, ApiError> {
-    change(&api, &who, &id, async |manager, session| manager.detach(&session).await).await
+pub(crate) async fn detach(named: Named) -> Result<Json<SessionView>, ApiError> {
+    change(named, async |manager, session| manager.detach(&session).await).await
 }
 
 /// Stops every process of a session's sandbox.
@@ -129,12 +133,8 @@ pub(crate) async fn detach(
         (status = 409, description = "Another session is active.", body = ErrorBody),
     )
 )]
-pub(crate) async fn suspend(
-    State(api): State<Api>,
-    who: Principal,
-    id: Id,
-) -> Result<Json<SessionView>, ApiError> {
-    change(&api, &who, &id, async |manager, session| manager.suspend(&session).await).await
+pub(crate) async fn suspend(named: Named) -> Result<Json<SessionView>, ApiError> {
+    change(named, async |manager, session| manager.suspend(&session).await).await
 }
 
 /// Lets the processes of a session's sandbox continue.
@@ -149,15 +149,11 @@ pub(crate) async fn suspend(
         (status = 409, description = "The move is not a legal one.", body = ErrorBody),
     )
 )]
-pub(crate) async fn resume(
-    State(api): State<Api>,
-    who: Principal,
-    id: Id,
-) -> Result<Json<SessionView>, ApiError> {
+pub(crate) async fn resume(named: Named) -> Result<Json<SessionView>, ApiError> {
     let resume = async |manager: Arc<dyn SandboxManager>, session: SandboxSession| {
         manager.resume(&session).await.map(|_| ())
     };
-    change(&api, &who, &id, resume).await
+    change(named, resume).await
 }
 
 /// Gives a sandbox back; kept alive, it waits for the same client.
@@ -174,16 +170,14 @@ pub(crate) async fn resume(
     )
 )]
 pub(crate) async fn release(
-    State(api): State<Api>,
-    who: Principal,
-    id: Id,
+    named: Named,
     body: Body<ReleaseBody>,
 ) -> Result<Json<SessionView>, ApiError> {
     let keep_alive = body.value.keep_alive;
     let release = async move |manager: Arc<dyn SandboxManager>, session: SandboxSession| {
         manager.release(&session, keep_alive).await
     };
-    change(&api, &who, &id, release).await
+    change(named, release).await
 }
 
 /// Ends a session, and with the last one its sandbox.
@@ -194,13 +188,9 @@ pub(crate) async fn release(
     params(("id" = String, Path, description = "The session.")),
     responses((status = 204, description = "It ended."), (status = 404, body = ErrorBody))
 )]
-pub(crate) async fn terminate(
-    State(api): State<Api>,
-    who: Principal,
-    id: Id,
-) -> Result<StatusCode, ApiError> {
+pub(crate) async fn terminate(named: Named) -> Result<StatusCode, ApiError> {
     let terminate = async |manager: Arc<dyn SandboxManager>, session: SandboxSession| {
         manager.terminate(&session).await
     };
-    change(&api, &who, &id, terminate).await.map(|_| StatusCode::NO_CONTENT)
+    change(named, terminate).await.map(|_| StatusCode::NO_CONTENT)
 }

@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 use std::convert::Infallible;
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use axum::Json;
@@ -30,8 +29,7 @@ async fn default_of(api: &Api, who: &Principal) -> Result<Option<SandboxId>, Api
     let id = if who.operator {
         api.manager().get_default_sandbox().await
     } else {
-        let defaults = api.0.defaults.lock().unwrap_or_else(PoisonError::into_inner);
-        defaults.get(&who.tenant).cloned()
+        api.0.defaults.lock().await.get(&who.tenant).cloned()
     };
     let Some(id) = id else { return Ok(None) };
     // It may have ended, and nobody noticed yet.
@@ -39,15 +37,10 @@ async fn default_of(api: &Api, who: &Principal) -> Result<Option<SandboxId>, Api
 }
 
 async fn put_default(api: &Api, who: &Principal, id: Option<SandboxId>) -> Result<(), ApiError> {
-    if who.operator {
-        return Ok(api.manager().set_default_sandbox(id).await?);
-    }
-    let mut defaults = api.0.defaults.lock().unwrap_or_else(PoisonError::into_inner);
-    match id {
-        Some(id) => defaults.insert(Arc::clone(&who.tenant), id),
-        None => defaults.remove(&who.tenant),
-    };
-    Ok(())
+    Ok(match who.operator {
+        true => api.manager().set_default_sandbox(id).await?,
+        false => api.set_default(&who.tenant, id).await?,
+    })
 }
 
 /// Tells which sandbox is used when the caller names none.

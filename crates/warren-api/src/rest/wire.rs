@@ -1,12 +1,14 @@
 //! What is sent and what is shown: types of the wire, apart from those of the library.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use chrono::{DateTime, Utc};
+use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use warren::{
@@ -17,6 +19,32 @@ use warren::{
 
 use crate::error::ApiError;
 use crate::principal::split;
+
+/// Reads a map, and refuses one that says two things of one key: readers would differ in which holds.
+fn unique<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, String>, D::Error> {
+    struct Unique;
+
+    impl<'de> Visitor<'de> for Unique {
+        type Value = BTreeMap<String, String>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object of texts")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut read = BTreeMap::new();
+            while let Some((key, value)) = map.next_entry::<String, String>()? {
+                if read.contains_key(&key) {
+                    let key = key.escape_debug();
+                    return Err(A::Error::custom(format!("duplicate key `{key}`")));
+                }
+                read.insert(key, value);
+            }
+            Ok(read)
+        }
+    }
+    from.deserialize_map(Unique)
+}
 
 /// The label that people call a sandbox by.
 pub const NAME_LABEL: &str = "name";
@@ -50,7 +78,7 @@ pub struct CreateSandboxBody {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub allowed_network: Vec<String>,
     /// The environment of its commands.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(deserialize_with = "unique", skip_serializing_if = "BTreeMap::is_empty")]
     pub environment: BTreeMap<String, String>,
     /// How much of the host it may use.
     pub limits: LimitsBody,
@@ -61,7 +89,7 @@ pub struct CreateSandboxBody {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub creation_timeout_ms: Option<u64>,
     /// Labels to find it by.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(deserialize_with = "unique", skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
     /// Which sandbox may be given.
     pub select: SelectBody,
@@ -175,7 +203,7 @@ pub struct SelectBody {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub use_pool: bool,
     /// Labels that it must bear.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(deserialize_with = "unique", skip_serializing_if = "BTreeMap::is_empty")]
     pub required_labels: BTreeMap<String, String>,
     /// What it must be able to do.
     pub required_capabilities: RequiredCapabilitiesBody,
@@ -322,7 +350,7 @@ pub struct ExecBody {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workdir: Option<String>,
     /// Its environment beside the sandbox's own.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, deserialize_with = "unique", skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
     /// What it reads from stdin, as text.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -25,6 +25,8 @@ async fn a_body_that_makes_no_sense_is_refused_with_its_position() {
         ("{\"select\":{\"x\":1}}", "invalid_body", "unknown field `x`"),
         ("{\"name\":1}", "invalid_body", "line 1 column"),
         ("{\"name\":\"a\",\"name\":\"b\"}", "invalid_body", "duplicate field"),
+        ("{\"labels\":{\"a\":\"b\",\"a\":\"c\"}}", "invalid_body", "duplicate key `a`"),
+        ("{\"environment\":{\"a\":\"b\",\"a\":\"b\"}}", "invalid_body", "duplicate key `a`"),
         ("{\"limits\":{\"max_processes\":-1}}", "invalid_body", "line 1"),
         ("{\"limits\":{\"max_memory_bytes\":18446744073709551616}}", "invalid_body", "line 1"),
         ("{\"limits\":{\"max_memory_bytes\":NaN}}", "invalid_json", "line 1"),
@@ -54,7 +56,7 @@ async fn a_body_beyond_a_mebibyte_is_not_read() {
     let daemon = Daemon::new().await;
     let mut body = b"{\"name\":\"".to_vec();
     body.resize((1 << 20) + 1, b'a');
-    for path in ["/v1/sandboxes", "/v1/sandboxes/x/exec", "/v1/sessions/x/release"] {
+    for path in ["/v1/sandboxes", "/v1/sandboxes/x/exec", "/v1/sandboxes/x/attach"] {
         let refused = daemon.send(ALICE, "POST", path, body.clone(), &JSON).await;
         assert_eq!((refused.status, refused.code().as_str()), (413, "too_large"), "{path}");
     }

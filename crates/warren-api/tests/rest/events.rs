@@ -83,6 +83,29 @@ async fn events_are_followed_and_taken_up_again() {
 }
 
 #[tokio::test]
+async fn the_next_daemon_goes_on_where_a_reader_was() {
+    let daemon = Daemon::new().await;
+    let mut stream = follow(&daemon, ALICE, None).await;
+    let (sandbox, session) = daemon.create(ALICE, json!({})).await;
+    let seen = read(&mut stream, 2).await;
+    let detach = format!("/v1/sessions/{session}/detach");
+    daemon.call(ALICE, "POST", &detach, Value::Null).await.expect(200);
+    let third = read(&mut stream, 1).await.remove(0);
+    let manager = daemon.manager.clone();
+    daemon.api.stop().await;
+    // While no API looks.
+    let ended = warren::SandboxManager::get_session(&manager, &session).await.unwrap().unwrap();
+    warren::SandboxManager::terminate(&manager, &ended).await.unwrap();
+    let daemon = daemon.restart().await;
+    let mut again = follow(&daemon, ALICE, Some(&seen[1].0)).await;
+    let rest = read(&mut again, 3).await;
+    assert_eq!(rest[0], third);
+    let kinds = (rest[1].1.as_str(), rest[2].1.as_str());
+    assert_eq!(kinds, ("session.ended", "sandbox.destroyed"));
+    assert_eq!(rest[2].2["sandbox_id"], sandbox.as_str());
+}
+
+#[tokio::test]
 async fn streams_end_with_the_daemon() {
     let daemon = Daemon::new().await;
     let mut stream = follow(&daemon, ALICE, None).await;

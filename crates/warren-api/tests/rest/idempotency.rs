@@ -45,6 +45,21 @@ async fn the_same_key_and_body_get_the_same_answer_and_one_sandbox() {
 }
 
 #[tokio::test]
+async fn the_next_daemon_gives_the_same_answer() {
+    let daemon = Daemon::new().await;
+    let body = json!({ "name": "web" });
+    let first = daemon.call_with(ALICE, "POST", "/v1/sandboxes", body.clone(), &KEY).await;
+    let daemon = daemon.restart().await;
+    let again = daemon.call_with(ALICE, "POST", "/v1/sandboxes", body, &KEY).await;
+    assert_eq!((again.status, &again.bytes), (201, &first.bytes));
+    assert!(again.headers.contains(&("idempotency-replayed".into(), "true".into())));
+    let other = daemon.call_with(ALICE, "POST", "/v1/sandboxes", json!({}), &KEY).await;
+    assert_eq!((other.status, other.code().as_str()), (409, "idempotency_mismatch"));
+    assert_eq!(daemon.backend.counts().created, 1);
+    daemon.call_with(BOB, "POST", "/v1/sandboxes", json!({}), &KEY).await.expect(201);
+}
+
+#[tokio::test]
 async fn what_failed_can_be_tried_again_under_the_same_key() {
     let daemon = Daemon::new().await;
     daemon.backend.fail(Step::Create, When::Nth(1));

@@ -82,7 +82,7 @@ async fn a_failed_create_gives_its_place_back() {
     assert_eq!(create(&daemon, &key, json!({})).await.0, 500);
     assert_eq!(create(&daemon, &key, json!({})).await.0, 201);
     assert_eq!(create(&daemon, &key, json!({})).await.0, 429);
-    let attach = "/v1/sandboxes/mine/attach";
+    let attach = "/v1/sandboxes/sbx-00000000-0000-4000-8000-000000000000/attach";
     let body = json!({ "create_if_missing": true });
     assert_eq!(call(&daemon, &key, "POST", attach, body).await.0, 429, "by whichever way");
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use tokio_util::task::TaskTracker;
 
-use crate::support::{ALICE, Daemon};
+use crate::support::{ALICE, Daemon, ROOT};
 
 #[tokio::test]
 async fn a_session_goes_through_its_states() {
@@ -31,15 +31,18 @@ async fn a_session_goes_through_its_states() {
 }
 
 #[tokio::test]
-async fn a_sandbox_is_made_with_the_id_asked_for() {
+async fn s6_a_sandbox_is_made_with_the_id_asked_for() {
     let daemon = Daemon::new().await;
     let body = json!({ "create_if_missing": true, "create": { "name": "web" } });
-    let path = "/v1/sandboxes/my-own/attach";
-    let made = daemon.call(ALICE, "POST", path, body.clone()).await.expect(200);
-    assert_eq!((&made["sandbox"]["id"], &made["newly_created"]), (&json!("my-own"), &json!(true)));
-    assert_eq!(made["sandbox"]["name"], "web");
-    let joined = daemon.call(ALICE, "POST", path, body).await.expect(200);
-    assert_eq!(joined["newly_created"], false);
+    let random = warren::SandboxId::new();
+    for (peer, id) in [(ALICE, random.as_str()), (ROOT, "my-own")] {
+        let path = format!("/v1/sandboxes/{id}/attach");
+        let made = daemon.call(peer, "POST", &path, body.clone()).await.expect(200);
+        assert_eq!((&made["sandbox"]["id"], &made["newly_created"]), (&json!(id), &json!(true)));
+        assert_eq!(made["sandbox"]["name"], "web");
+        let joined = daemon.call(peer, "POST", &path, body.clone()).await.expect(200);
+        assert_eq!(joined["newly_created"], false);
+    }
 }
 
 #[tokio::test]

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use tower::ServiceExt as _;
 use warren::backend::FakeBackend;
 use warren::{DefaultSandboxManager, PoolConfig, SandboxManagerConfig};
+use warren_api::journal::MemoryJournal;
 use warren_api::keys::{Keys, Quotas};
 use warren_api::{Api, Options, Peer, rest};
 
@@ -23,7 +24,9 @@ pub(crate) struct Daemon {
     pub(crate) api: Api,
     pub(crate) router: Router,
     pub(crate) backend: FakeBackend,
+    pub(crate) manager: DefaultSandboxManager,
     pub(crate) state: tempfile::TempDir,
+    journal: Arc<MemoryJournal>,
 }
 
 /// An answer, whole.
@@ -69,11 +72,29 @@ impl Daemon {
         let config = SandboxManagerConfig { pool, ..config };
         let manager = DefaultSandboxManager::new(vec![Arc::new(backend.clone())], config);
         let state = tempfile::tempdir().expect("a directory");
-        let keys = Keys::at(state.path().join("keys.json"));
-        let options = Options { keys: Some(keys), allowed_hosts: Vec::new() };
-        let api = Api::new(Arc::new(manager), options);
+        Self::over(backend, manager, state, Arc::default()).await
+    }
+
+    async fn over(
+        backend: FakeBackend,
+        manager: DefaultSandboxManager,
+        state: tempfile::TempDir,
+        journal: Arc<MemoryJournal>,
+    ) -> Self {
+        let options = Options {
+            keys: Some(Keys::at(state.path().join("keys.json"))),
+            journal: Some(Arc::clone(&journal) as _),
+            ..Options::default()
+        };
+        let api = Api::new(Arc::new(manager.clone()), options);
         api.start().await.expect("an API");
-        Self { router: rest::router(&api), api, backend, state }
+        Self { router: rest::router(&api), api, backend, manager, state, journal }
+    }
+
+    /// Forgets all but what the manager and the journal have.
+    pub(crate) async fn restart(self) -> Self {
+        self.api.stop().await;
+        Self::over(self.backend, self.manager, self.state, self.journal).await
     }
 
     pub(crate) fn key(&self, tenant: &str, quotas: Quotas) -> String {

@@ -126,6 +126,49 @@ async fn lists_numbers_and_the_default_tell_nothing_of_others() {
 }
 
 #[tokio::test]
+async fn attaching_finds_out_nothing_of_the_ids_that_others_have() {
+    let daemon = Daemon::new().await;
+    let create = json!({ "create_if_missing": true });
+    let attach = ("POST", "/v1/sandboxes/{sandbox}/attach", create.clone());
+    daemon.call(ROOT, "POST", "/v1/sandboxes/web/attach", create).await.expect(200);
+    let (sandbox, session) = daemon.create(ALICE, json!({})).await;
+    for id in ["web", "sbx-1", "sbx-00000000-0000-1000-8000-000000000000"] {
+        let upper = UNKNOWN.0.replace("sbx-0", "sbx-A");
+        let guessed = ask(&daemon, &attach, &[], BOB, (id, "-")).await;
+        assert_eq!((guessed.status, guessed.code().as_str()), (403, "forbidden"), "{id}");
+        let unknown = ask(&daemon, &attach, &[], BOB, ("nope", "-")).await;
+        let twin = ask(&daemon, &attach, &[], BOB, (&upper, "-")).await;
+        assert_eq!((&guessed, &unknown), (&unknown, &twin), "{id}: there or not");
+    }
+    // Whoever was told a random id is told no more, and the sandbox stays whose it is.
+    let theirs = ask(&daemon, &attach, &[], BOB, (&sandbox, &session)).await;
+    assert_eq!((theirs.status, theirs.code().as_str()), (404, "not_found"));
+    let own = ask(&daemon, &attach, &[], BOB, UNKNOWN).await.expect(200);
+    assert_eq!((&own["sandbox"]["id"], &own["newly_created"]), (&json!("ID"), &json!(true)));
+}
+
+#[tokio::test]
+async fn s11_a_tenants_default_outlives_the_daemon_and_not_its_sandbox() {
+    let daemon = Daemon::new().await;
+    let (sandbox, _) = daemon.create(ALICE, json!({})).await;
+    let body = json!({ "sandbox_id": sandbox });
+    daemon.call(ALICE, "PUT", "/v1/default", body.clone()).await.expect(200);
+    let daemon = daemon.restart().await;
+    let seen = daemon.call(ALICE, "GET", "/v1/default", Value::Null).await.expect(200);
+    assert_eq!(seen, body);
+    let seen = daemon.call(BOB, "GET", "/v1/default", Value::Null).await.expect(200);
+    assert_eq!(seen["sandbox_id"], Value::Null);
+    let path = format!("/v1/sandboxes/{sandbox}");
+    daemon.call(ALICE, "DELETE", &path, Value::Null).await.expect(204);
+    let daemon = daemon.restart().await;
+    // The same id again is another sandbox.
+    let create = json!({ "create_if_missing": true });
+    daemon.call(ALICE, "POST", &format!("{path}/attach"), create).await.expect(200);
+    let seen = daemon.call(ALICE, "GET", "/v1/default", Value::Null).await.expect(200);
+    assert_eq!(seen["sandbox_id"], Value::Null);
+}
+
+#[tokio::test]
 async fn only_the_operator_shows_host_paths_and_lifts_limits() {
     let daemon = Daemon::new().await;
     for body in [
@@ -138,7 +181,8 @@ async fn only_the_operator_shows_host_paths_and_lifts_limits() {
         let refused = daemon.call(ALICE, "POST", "/v1/sandboxes", body.clone()).await;
         assert_eq!((refused.status, refused.code().as_str()), (403, "forbidden"), "{body}");
         let create = json!({ "create_if_missing": true, "create": body.clone() });
-        let refused = daemon.call(ALICE, "POST", "/v1/sandboxes/mine/attach", create).await;
+        let path = format!("/v1/sandboxes/{}/attach", UNKNOWN.0);
+        let refused = daemon.call(ALICE, "POST", &path, create).await;
         assert_eq!(refused.status, 403, "{body}");
         daemon.call(ROOT, "POST", "/v1/sandboxes", body).await.expect(201);
     }
@@ -187,7 +231,7 @@ async fn a_web_page_cannot_use_a_browser_to_reach_us() {
     let key = ("x-api-key", key.as_str());
     for headers in [
         vec![key, ("host", "evil.example:8080")],
-        vec![key, ("host", "127.0.0.1:9090")],
+        vec![key, ("host", "127.0.0.1.evil.example")],
         vec![key],
         vec![key, ("host", "127.0.0.1:8080"), ("origin", "http://evil.example")],
         vec![key, ("host", "127.0.0.1:8080"), ("origin", "null")],

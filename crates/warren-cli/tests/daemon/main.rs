@@ -2,5 +2,9 @@
 
 mod clients;
 mod crash;
+mod group;
+mod limits;
+mod restart;
 mod serve;
+mod service;
 mod support;

@@ -12,6 +12,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) struct Daemon {
     child: Option<Child>,
     pub(crate) place: Place,
+    /// What it tells the service manager, after that it is ready.
+    pub(crate) notices: UnixDatagram,
 }
 
 /// Where a daemon has everything.
@@ -85,13 +87,23 @@ impl Daemon {
         let mut command = place.warren(&["serve"]);
         let log = std::fs::File::create(place.path("log")).expect("a log");
         let child = command.args(args).env("NOTIFY_SOCKET", &notify).stderr(log).spawn();
-        let this = Self { child: Some(child.expect("the daemon starts")), place };
-        let mut buffer = [0; 64];
-        let length = socket.recv(&mut buffer).unwrap_or_else(|error| {
-            panic!("not ready ({error}): {}", this.log());
-        });
-        assert_eq!(&buffer[..length], b"READY=1");
+        let child = Some(child.expect("the daemon starts"));
+        let this = Self { child, place, notices: socket };
+        assert_eq!(this.notice(), "READY=1");
         this
+    }
+
+    /// Waits for what it tells the service manager next.
+    pub(crate) fn notice(&self) -> String {
+        let mut buffer = [0; 64];
+        let length = self.notices.recv(&mut buffer).unwrap_or_else(|error| {
+            panic!("no word ({error}): {}", self.log());
+        });
+        String::from_utf8_lossy(&buffer[..length]).into_owned()
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.as_ref().expect("it runs").id()
     }
 
     pub(crate) fn run(&self, args: &[&str]) -> Outcome {

@@ -1,13 +1,12 @@
 //! A store in an SQLite file: one writer thread, group commits, and no commit lost to `kill -9`.
 //!
 //! ```text
-//! apply, append_event, put_key, ...  --bounded channel-->  writer thread  -->  PATH, PATH-wal
-//!                                    <--one answer each--  (all that wait, in one transaction)
+//! apply, append, remember, ...  --bounded channel-->  writer thread  -->  PATH, PATH-wal
+//!                               <--one answer each--  (all that wait, in one transaction)
 //! ```
 //!
 //! A commit is written to the log without an fsync, so it outlives the process and not a power cut,
 //! which takes the newest commits and never the file: what ran in the sandboxes is gone then as well.
-//! API keys are synced, because a revoked key must stay revoked.
 //!
 //! Beside `PATH` and SQLite's own `PATH-wal` lie `PATH.lock`, held while the store is open, and
 //! `PATH.made`, which says that there was a store: without it, a lost file would pass for a new one.
@@ -31,7 +30,7 @@ mod rows;
 mod schema;
 mod writer;
 
-pub use rows::{Answer, Event, KeyRecord, NewEvent};
+pub use rows::{Answer, Event, NewEvent};
 
 /// How many calls may wait for the writer before the next one waits to be let in.
 const WAITING: usize = 1_024;
@@ -89,10 +88,25 @@ impl SqliteStore {
         &self.path
     }
 
-    /// Appends an event and returns its id, which is higher than that of any event before it.
-    pub async fn append_event(&self, event: NewEvent) -> Result<i64, StoreError> {
+    /// Appends events and sets notes, all or nothing, and returns the ids of the events, each higher
+    /// than any before it. A note that is set to `None` is removed.
+    pub async fn append(
+        &self,
+        events: Vec<NewEvent>,
+        notes: Vec<(String, Option<Value>)>,
+    ) -> Result<Vec<i64>, StoreError> {
         let kept = self.retention.events;
-        self.call(Kind::Write, move |db| rows::append_event(db, &event, kept)).await
+        let notes = notes.iter().map(Row::note).collect::<Result<Vec<_>, _>>()?;
+        let append = move |db: &Connection| {
+            notes.iter().try_for_each(|note| note.write(db))?;
+            events.iter().map(|event| rows::append_event(db, event, kept)).collect()
+        };
+        self.call(Kind::Write, append).await
+    }
+
+    /// Returns all notes, each a name and a value.
+    pub async fn notes(&self) -> Result<Vec<(String, Value)>, StoreError> {
+        self.call(Kind::Read, rows::notes).await
     }
 
     /// Returns up to `limit` events after the one called `id`, oldest first; 0 is before the first.
@@ -100,23 +114,6 @@ impl SqliteStore {
     /// Ids have no gaps: if the first event is not `id + 1`, those between are no longer kept.
     pub async fn events_after(&self, id: i64, limit: u32) -> Result<Vec<Event>, StoreError> {
         self.call(Kind::Read, move |db| rows::events_after(db, id, limit)).await
-    }
-
-    /// Writes an API key, new or changed. It outlives a power cut once this returns.
-    pub async fn put_key(&self, key: KeyRecord) -> Result<(), StoreError> {
-        self.call(Kind::Sync, move |db| rows::put_key(db, &key)).await
-    }
-
-    /// Returns all API keys, the revoked ones included.
-    pub async fn keys(&self) -> Result<Vec<KeyRecord>, StoreError> {
-        self.call(Kind::Read, |db| rows::keys(db, None)).await
-    }
-
-    /// Revokes an API key and tells whether there is one of that id. It stays revoked after a power
-    /// cut once this returns.
-    pub async fn revoke_key(&self, id: &str) -> Result<bool, StoreError> {
-        let id = id.to_owned();
-        self.call(Kind::Sync, move |db| rows::revoke_key(db, &id)).await
     }
 
     /// Notes the answer to an idempotent request. The first answer stands: if there already is one

@@ -4,9 +4,9 @@ use std::fs;
 use std::path::Path;
 
 use chrono::DateTime;
-use serde_json::json;
+use serde_json::{Value, json};
 use tempfile::TempDir;
-use warren::store::sqlite::{Event, KeyRecord, NewEvent, SqliteStore};
+use warren::store::sqlite::{Event, NewEvent, SqliteStore};
 use warren::store::{Change, Image, Store, StoreError};
 use warren::{SandboxId, SandboxSpec};
 
@@ -16,15 +16,15 @@ use crate::support::{beside, block_on, db, fast_dir, image, numbered, random, sa
 #[derive(Debug, PartialEq)]
 struct Contents {
     image: Image,
-    keys: Vec<KeyRecord>,
+    notes: Vec<(String, Value)>,
     events: Vec<Event>,
 }
 
 fn contents(path: &Path) -> Result<Contents, StoreError> {
     let store = SqliteStore::open(path)?;
     block_on(async {
-        let (image, keys) = (store.load().await?, store.keys().await?);
-        Ok(Contents { image, keys, events: store.events_after(0, 1_000).await? })
+        let (image, notes) = (store.load().await?, store.notes().await?);
+        Ok(Contents { image, notes, events: store.events_after(0, 1_000).await? })
     })
 }
 
@@ -39,21 +39,10 @@ async fn fill(store: &SqliteStore) {
     store.apply(vec![Change::PutSandbox(large)]).await.unwrap();
     store.apply(vec![Change::SetDefault(Some(SandboxId::from_string("sbx-1")))]).await.unwrap();
     for n in 0..5 {
-        store.put_key(key(&format!("key-{n}"))).await.unwrap();
+        store.append(vec![], vec![(format!("note-{n}"), Some(json!(n)))]).await.unwrap();
     }
     for n in 0..20 {
-        store.append_event(event(n)).await.unwrap();
-    }
-}
-
-fn key(id: &str) -> KeyRecord {
-    KeyRecord {
-        id: id.to_owned(),
-        tenant: "tenant".to_owned(),
-        hash: vec![7; 32],
-        created_at: DateTime::UNIX_EPOCH,
-        quotas: json!({ "sandboxes": 3 }),
-        revoked: false,
+        store.append(vec![event(n)], vec![]).await.unwrap();
     }
 }
 
@@ -251,7 +240,7 @@ fn a_store_of_a_newer_version_is_refused_with_both_numbers_and_left_alone() {
     let error = SqliteStore::open(&path).unwrap_err();
     let StoreError::Io { source, .. } = &error else { panic!("{error:?}") };
     assert!(source.to_string().contains("version 99"), "{source}");
-    assert!(source.to_string().contains("up to 1"), "{source}");
+    assert!(source.to_string().contains("up to 2"), "{source}");
     assert!(fs::read(&path).unwrap() == file);
     assert!(fs::read(beside(&path, "-wal")).unwrap() == log);
 }

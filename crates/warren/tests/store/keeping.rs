@@ -3,11 +3,11 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use chrono::{DateTime, SubsecRound, Utc};
+use chrono::{SubsecRound, Utc};
 use serde_json::json;
 use warren::SandboxId;
-use warren::store::sqlite::{KeyRecord, NewEvent, Retention, SqliteStore};
-use warren::store::{Store, StoreError};
+use warren::store::sqlite::{NewEvent, Retention, SqliteStore};
+use warren::store::{Change, Store, StoreError};
 
 use crate::support::{beside, block_on, db, fast_dir, image, number, numbered};
 
@@ -61,6 +61,10 @@ fn dropping_a_store_writes_what_was_asked_for_before() {
     assert_eq!(number(&image(&path).unwrap(), "a"), Some(50));
 }
 
+async fn append(store: &SqliteStore, event: NewEvent) -> i64 {
+    store.append(vec![event], vec![]).await.unwrap()[0]
+}
+
 fn event(kind: &str) -> NewEvent {
     NewEvent {
         at: Utc::now().trunc_subsecs(6),
@@ -80,7 +84,7 @@ async fn a_reader_of_events_goes_on_where_it_was_even_after_a_restart() {
     let mut written = Vec::new();
     for n in 0..10 {
         let event = event(&format!("kind-{n}"));
-        written.push((store.append_event(event.clone()).await.unwrap(), event));
+        written.push((append(&store, event.clone()).await, event));
     }
     let read = |events: Vec<warren::store::sqlite::Event>| {
         events.into_iter().map(|event| (event.id, event.event)).collect::<Vec<_>>()
@@ -90,7 +94,7 @@ async fn a_reader_of_events_goes_on_where_it_was_even_after_a_restart() {
     drop(store);
     let store = SqliteStore::open(&path).unwrap();
     assert_eq!(read(store.events_after(7, 100).await.unwrap()), written[7..]);
-    assert_eq!(store.append_event(event("next")).await.unwrap(), 11, "ids go on");
+    assert_eq!(append(&store, event("next")).await, 11, "ids go on");
 }
 
 #[tokio::test]
@@ -99,7 +103,7 @@ async fn only_so_many_events_and_answers_are_kept_and_ids_are_never_given_twice(
     let retention = Retention { events: 5, answers: 3 };
     let store = SqliteStore::open_keeping(&db(dir.path()), retention).unwrap();
     for n in 0..20 {
-        store.append_event(event("x")).await.unwrap();
+        append(&store, event("x")).await;
         store.remember("t", &format!("key-{n}"), b"hash", json!(n)).await.unwrap();
     }
     let ids = |events: Vec<warren::store::sqlite::Event>| {
@@ -116,34 +120,30 @@ async fn only_so_many_events_and_answers_are_kept_and_ids_are_never_given_twice(
     drop(store);
     let none = Retention { events: 0, answers: 0 };
     let store = SqliteStore::open_keeping(&db(dir.path()), none).unwrap();
-    assert_eq!(store.append_event(event("x")).await.unwrap(), 21);
+    assert_eq!(append(&store, event("x")).await, 21);
     assert_eq!(ids(store.events_after(0, 100).await.unwrap()), [0_i64; 0]);
-    assert_eq!(store.append_event(event("x")).await.unwrap(), 22, "though none is left");
+    assert_eq!(append(&store, event("x")).await, 22, "though none is left");
 }
 
 #[tokio::test]
-async fn a_revoked_key_stays_revoked_and_no_hash_is_printed() {
+async fn notes_are_written_with_the_events_they_belong_to_or_not_at_all() {
     let dir = fast_dir();
     let path = db(dir.path());
     let store = SqliteStore::open(&path).unwrap();
-    let key = |id: &str| KeyRecord {
-        id: id.to_owned(),
-        tenant: "acme".to_owned(),
-        hash: vec![0xab; 32],
-        created_at: DateTime::UNIX_EPOCH,
-        quotas: json!({ "sandboxes": 10 }),
-        revoked: false,
-    };
-    store.put_key(key("one")).await.unwrap();
-    store.put_key(key("two")).await.unwrap();
-    assert!(store.revoke_key("one").await.unwrap());
-    assert!(store.revoke_key("one").await.unwrap(), "again is no error");
-    assert!(!store.revoke_key("three").await.unwrap(), "there is none");
+    let set = |name: &str, value: serde_json::Value| (name.to_owned(), Some(value));
+    store.append(vec![], vec![set("a", json!(1)), set("b", json!([2]))]).await.unwrap();
+    let notes = vec![set("b", json!(3)), ("a".to_owned(), None), ("never".to_owned(), None)];
+    store.append(vec![event("x")], notes).await.unwrap();
+    let id = SandboxId::from_string("sbx-1");
+    store.apply(vec![Change::SetDefault(Some(id.clone()))]).await.unwrap();
+    let vast = NewEvent { detail: json!("x".repeat(32 << 20)), ..event("vast") };
+    let failed = store.append(vec![vast], vec![set("b", json!(4))]).await;
+    assert!(failed.is_err(), "control: an event that cannot be written");
     drop(store);
     let store = SqliteStore::open(&path).unwrap();
-    let keys = store.keys().await.unwrap();
-    assert_eq!(keys, [KeyRecord { revoked: true, ..key("one") }, key("two")]);
-    assert!(!format!("{keys:?}").contains("171"), "{keys:?}");
+    assert_eq!(store.notes().await.unwrap(), [("b".to_owned(), json!(3))]);
+    assert_eq!(store.load().await.unwrap().default, Some(id), "a setting of the manager's is none");
+    assert_eq!(store.events_after(0, 9).await.unwrap().len(), 1);
 }
 
 #[tokio::test]

@@ -40,34 +40,6 @@ pub struct Event {
     pub event: NewEvent,
 }
 
-/// An API key, as it is stored: never the key itself.
-#[derive(Clone, PartialEq)]
-pub struct KeyRecord {
-    /// What the key is called.
-    pub id: String,
-    /// Whose it is.
-    pub tenant: String,
-    /// The hash of the key.
-    pub hash: Vec<u8>,
-    /// When it was made. Kept to the microsecond.
-    pub created_at: DateTime<Utc>,
-    /// What its holder may use.
-    pub quotas: Value,
-    /// Whether it opens nothing any more.
-    pub revoked: bool,
-}
-
-// By hand: not even a hash belongs in a log.
-impl fmt::Debug for KeyRecord {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeyRecord")
-            .field("id", &self.id)
-            .field("tenant", &self.tenant)
-            .field("revoked", &self.revoked)
-            .finish_non_exhaustive()
-    }
-}
-
 /// The answer that was given to an idempotent request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer {
@@ -81,6 +53,8 @@ pub struct Answer {
 
 /// The setting that names the default sandbox.
 const DEFAULT: &str = "default_sandbox";
+/// What the name of a setting begins with that is somebody else's note.
+const NOTE: &str = "note/";
 
 /// One change, ready to be written.
 #[derive(Debug)]
@@ -154,6 +128,15 @@ impl Row {
         })
     }
 
+    /// Sets a note, or removes it.
+    pub(super) fn note((name, value): &(String, Option<Value>)) -> Result<Self, StoreError> {
+        let (table, id) = (Table::Settings, format!("{NOTE}{name}"));
+        Ok(match value {
+            Some(value) => Self::Put { table, id, record: encode(value)? },
+            None => Self::Drop { table, id },
+        })
+    }
+
     pub(super) fn write(&self, db: &Connection) -> Result<(), StoreError> {
         let written = match self {
             Self::Put { table, id, record } => {
@@ -182,6 +165,16 @@ pub(super) fn load(db: &Connection) -> Result<Image, StoreError> {
         }
     }
     Ok(Image { sandboxes, sessions, default })
+}
+
+/// Reads all notes.
+pub(super) fn notes(db: &Connection) -> Result<Vec<(String, Value)>, StoreError> {
+    let settings = values(db, Table::Settings)?;
+    let notes = settings.iter().filter_map(|(name, value)| {
+        let note = name.strip_prefix(NOTE)?;
+        Some(decode("settings", name, value).map(|value| (note.to_owned(), value)))
+    });
+    notes.collect()
 }
 
 fn records<T: DeserializeOwned>(
@@ -282,63 +275,6 @@ fn event_sum(id: i64, event: &NewEvent, detail: &str) -> i64 {
         &text(event.session_id.as_deref()),
         &text(event.client_id.as_deref()),
         detail.as_bytes(),
-    ])
-}
-
-pub(super) fn put_key(db: &Connection, key: &KeyRecord) -> Result<(), StoreError> {
-    let sql = "INSERT OR REPLACE INTO keys (id, tenant, hash, created_at, quotas, revoked, sum) \
-               VALUES (?, ?, ?, ?, ?, ?, ?)";
-    let (created_at, quotas) = (key.created_at.timestamp_micros(), encode(&key.quotas)?);
-    let sum = key_sum(key, &quotas);
-    db.prepare_cached(sql)
-        .and_then(|mut put| {
-            let (id, tenant, hash) = (&key.id, &key.tenant, &key.hash);
-            put.execute(params![id, tenant, hash, created_at, quotas, key.revoked, sum])
-        })
-        .map(drop)
-        .map_err(failure("write to"))
-}
-
-/// Reads the key of that id, or all of them.
-pub(super) fn keys(db: &Connection, id: Option<&str>) -> Result<Vec<KeyRecord>, StoreError> {
-    let failed = failure("read");
-    let sql = "SELECT id, tenant, hash, created_at, quotas, revoked, sum FROM keys \
-               WHERE ?1 IS NULL OR id = ?1 ORDER BY id";
-    let mut query = db.prepare_cached(sql).map_err(&failed)?;
-    let mut rows = query.query([id]).map_err(&failed)?;
-    let mut keys = Vec::new();
-    while let Some(row) = rows.next().map_err(&failed)? {
-        let id: String = row.get(0).map_err(&failed)?;
-        let quotas: String = row.get(4).map_err(&failed)?;
-        let key = KeyRecord {
-            tenant: row.get(1).map_err(&failed)?,
-            hash: row.get(2).map_err(&failed)?,
-            created_at: time("keys", &id, row.get(3).map_err(&failed)?)?,
-            quotas: decode("keys", &id, &quotas)?,
-            revoked: row.get(5).map_err(&failed)?,
-            id,
-        };
-        compare("keys", &key.id, key_sum(&key, &quotas), row.get(6).map_err(&failed)?)?;
-        keys.push(key);
-    }
-    Ok(keys)
-}
-
-pub(super) fn revoke_key(db: &Connection, id: &str) -> Result<bool, StoreError> {
-    let Some(mut key) = keys(db, Some(id))?.pop() else { return Ok(false) };
-    key.revoked = true;
-    put_key(db, &key)?;
-    Ok(true)
-}
-
-fn key_sum(key: &KeyRecord, quotas: &str) -> i64 {
-    checksum(&[
-        key.id.as_bytes(),
-        key.tenant.as_bytes(),
-        &key.hash,
-        &key.created_at.timestamp_micros().to_le_bytes(),
-        quotas.as_bytes(),
-        &[u8::from(key.revoked)],
     ])
 }
 

@@ -57,6 +57,9 @@ pub(super) const STEPS: &[&str] = &["
         sum INTEGER NOT NULL,
         UNIQUE (tenant, key)
     ) STRICT;
+", "
+    -- API keys are in a file of their own, which `warren key` can change while a daemon has the store.
+    DROP TABLE keys;
 "];
 
 /// What a file says of itself.
@@ -165,7 +168,7 @@ mod tests {
         let db = Connection::open_in_memory().unwrap();
         migrate(&db, 0, STEPS).unwrap();
         check(&db, STEPS.len()).unwrap();
-        db.execute_batch("ALTER TABLE keys ADD COLUMN extra TEXT").unwrap();
+        db.execute_batch("ALTER TABLE events ADD COLUMN extra TEXT").unwrap();
         check(&db, STEPS.len()).unwrap_err();
     }
 }

@@ -24,8 +24,6 @@ pub(super) enum Kind {
     Read,
     /// To commit what outlives the process.
     Write,
-    /// To commit what outlives a power cut.
-    Sync,
 }
 
 /// One caller's work, and where the answer goes.
@@ -88,12 +86,11 @@ where
 #[derive(Debug)]
 pub(super) struct Writer {
     file: StoreFile,
-    syncing: bool,
 }
 
 impl Writer {
     pub(super) fn new(file: StoreFile) -> Self {
-        Self { file, syncing: false }
+        Self { file }
     }
 
     /// Does what is asked, in the order it was asked, until every sender is gone.
@@ -146,12 +143,6 @@ impl Writer {
         if !db.is_autocommit() {
             // A full disk can fail even the end of the transaction before this one.
             db.execute_batch("ROLLBACK").map_err(&failed)?;
-        }
-        let sync = jobs.iter().any(|job| job.kind == Kind::Sync);
-        if sync != self.syncing {
-            let level = if sync { "FULL" } else { "NORMAL" };
-            db.pragma_update(None, "synchronous", level).map_err(&failed)?;
-            self.syncing = sync;
         }
         let change = Transaction::new_unchecked(db, TransactionBehavior::Immediate);
         let change = change.map_err(&failed)?;
