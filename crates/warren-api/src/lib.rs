@@ -12,6 +12,7 @@ mod extract;
 mod idempotency;
 pub mod keys;
 mod principal;
+mod proxy;
 mod quota;
 pub mod rest;
 pub mod server;
@@ -39,6 +40,7 @@ use events::Events;
 use idempotency::Repeatable;
 use keys::Keys;
 use principal::Principal;
+use proxy::Ports;
 use quota::{Ledger, Promise};
 
 /// How often a look is taken at what happened by itself.
@@ -64,6 +66,7 @@ struct Inner {
     ledger: Ledger,
     events: Events,
     repeatable: Repeatable,
+    ports: Ports,
     /// The default sandbox of each tenant but the operator's, which is the manager's own.
     defaults: Mutex<HashMap<Arc<str>, SandboxId>>,
     tasks: TaskTracker,
@@ -88,6 +91,7 @@ impl Api {
             ledger: Ledger::default(),
             events: Events::new(epoch),
             repeatable: Repeatable::default(),
+            ports: Ports::default(),
             defaults: Mutex::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),

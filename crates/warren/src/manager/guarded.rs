@@ -10,8 +10,9 @@ use super::Inner;
 use super::keeper::{Request, Wanted};
 use super::registry::Life;
 use crate::{
-    Command, Enforcement, ExecContext, ExecOutput, ExecReport, ResourceUsage, Result, Sandbox,
-    SandboxCapabilities, SandboxError, SandboxId, SandboxSession, SessionState, StreamOutput,
+    Command, Enforcement, ExecContext, ExecOutput, ExecReport, PortStream, ResourceUsage, Result,
+    Sandbox, SandboxCapabilities, SandboxError, SandboxId, SandboxSession, SessionState,
+    StreamOutput,
 };
 
 /// A sandbox as its clients hold it.
@@ -32,12 +33,12 @@ enum Use {
 
 /// Work that goes on: while this lives, its sessions do not rest.
 #[derive(Debug)]
-struct Work<'a> {
-    inner: &'a Inner,
+struct Work {
+    inner: Arc<Inner>,
     sessions: Vec<String>,
 }
 
-impl Drop for Work<'_> {
+impl Drop for Work {
     fn drop(&mut self) {
         let mut registry = self.inner.registry();
         for id in &self.sessions {
@@ -61,7 +62,7 @@ impl Guarded {
     }
 
     /// Begins a piece of work, if the sandbox is to be used.
-    fn begin(&self, usage: Use) -> Result<Work<'_>> {
+    fn begin(&self, usage: Use) -> Result<Work> {
         let id = self.handle.id();
         let mut registry = self.inner.registry();
         let ended = || SandboxError::Ended { id: id.clone() };
@@ -91,7 +92,7 @@ impl Guarded {
                 }
             }
         }
-        Ok(Work { inner: &self.inner, sessions })
+        Ok(Work { inner: Arc::clone(&self.inner), sessions })
     }
 
     /// Returns the session that a call on the sandbox itself is made through.
@@ -196,6 +197,12 @@ impl Sandbox for Guarded {
     ) -> Result<ExecReport, SandboxError> {
         let _work = self.begin(Use::Runs)?;
         self.handle.exec_report(cmd, ctx).await
+    }
+
+    /// An open connection is work of the session for as long as it is open (S3).
+    async fn connect(&self, port: u16) -> Result<PortStream, SandboxError> {
+        let work = self.begin(Use::Runs)?;
+        Ok(self.handle.connect(port).await?.holding(work))
     }
 
     fn anchor(&self) -> Option<String> {
