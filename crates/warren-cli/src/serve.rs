@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::FlockOperation;
+use rustix::process::{Resource, Rlimit};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::fmt::format::FmtSpan;
@@ -42,6 +43,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Failure> {
     }
     // Before any thread: the launcher of sandboxes is forked off here.
     let backends = backends(&config)?;
+    raise_descriptor_limit();
     let (socket, listener) = Socket::bind(&config.socket, config.group.as_deref())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -162,6 +164,16 @@ fn log_to_stderr(config: &Config) {
         LogFormat::Json => builder.json().try_init(),
         LogFormat::Text => builder.try_init(),
     };
+}
+
+/// Lets us have as many descriptors as we may: each connection to a port of a sandbox takes two, and
+/// many hosts begin with room for 1024. Sandboxes keep their own limit: their launcher has left.
+fn raise_descriptor_limit() {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, ..limit };
+    if let Err(error) = rustix::process::setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%error, "cannot raise the limit on descriptors");
+    }
 }
 
 /// Makes sure that no other daemon uses the same state.

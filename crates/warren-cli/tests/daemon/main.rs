@@ -2,5 +2,6 @@
 
 mod clients;
 mod crash;
+mod ports;
 mod serve;
 mod support;

@@ -397,7 +397,13 @@ impl LinuxSandbox {
         }
         match port::begin(self.control(), to, port).await {
             Ok(Some(begun)) => Ok(begun),
-            Ok(None) => Err(self.ended()),
+            Ok(None) if self.has_ended() => Err(self.ended()),
+            // An init that another version of ours left running does not know the question.
+            Ok(None) => Err(SandboxError::Unsupported {
+                feature: "connections to ports of a sandbox this old".to_owned(),
+                backend: super::NAME.to_owned(),
+                hint: "make a new sandbox".to_owned(),
+            }),
             Err(error) => Err(self.explain(lost("reach init", error))),
         }
     }
