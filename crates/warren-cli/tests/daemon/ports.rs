@@ -104,7 +104,7 @@ impl Site {
 
     fn in_place(place: Place, args: &[&str]) -> Self {
         let daemon = Daemon::start_in(place, args);
-        let id = daemon.ok(&["create", "--name", "web", "--pids", "300"]);
+        let id = daemon.ok(&["create", "--name", "web"]);
         let this = Self { daemon, id };
         this.serve();
         this
@@ -564,7 +564,7 @@ fn a_connection_ends_with_its_sandbox_and_with_the_daemon() {
     site.settles_to(before);
     drop(unread);
 
-    site.daemon.ok(&["create", "--name", "web", "--pids", "300"]);
+    site.daemon.ok(&["create", "--name", "web"]);
     let id = site.daemon.ok(&["ls", "-q"]);
     let site = Site { id, ..site };
     site.serve();

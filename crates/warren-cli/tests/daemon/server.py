@@ -1,5 +1,5 @@
 """What runs inside the sandbox: a decent server, one that speaks WebSocket, and one that is out to harm."""
-import base64, hashlib, http.server, json, socket, struct, threading, time
+import base64, hashlib, http.server, json, selectors, socket, struct, threading, time
 
 
 class Decent(http.server.BaseHTTPRequestHandler):
@@ -139,11 +139,6 @@ def hostile(connection):
         time.sleep(30)
 
 
-def echo(connection):
-    while data := connection.recv(65536):
-        connection.sendall(data)
-
-
 def flood(connection):
     while True:
         connection.sendall(b"x" * 65536)
@@ -167,9 +162,30 @@ def serve(port, handler):
     threading.Thread(target=accept, daemon=True).start()
 
 
+def echo(port):
+    """Echoes whatever comes on however many connections, in one thread."""
+    listener = socket.create_server(("127.0.0.1", port), backlog=256)
+    ready = selectors.DefaultSelector()
+    ready.register(listener, selectors.EVENT_READ)
+    while True:
+        for key, _ in ready.select():
+            if key.fileobj is listener:
+                ready.register(listener.accept()[0], selectors.EVENT_READ)
+                continue
+            try:
+                data = key.fileobj.recv(65536)
+                key.fileobj.sendall(data)
+            except OSError:
+                data = b""
+            if not data:
+                ready.unregister(key.fileobj)
+                key.fileobj.close()
+
+
 threading.stack_size(256 << 10)
-for port, handler in ((8001, websocket), (8002, hostile), (8003, echo), (8004, flood)):
+for port, handler in ((8001, websocket), (8002, hostile), (8004, flood)):
     serve(port, handler)
+threading.Thread(target=echo, args=(8003,), daemon=True).start()
 server = http.server.ThreadingHTTPServer(("127.0.0.1", 8000), Decent)
 print("listening", flush=True)
 server.serve_forever()
