@@ -152,6 +152,38 @@ impl ApiError {
             .with_hint("send the whole request at once, and try again")
     }
 
+    pub(crate) fn invalid_port() -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_port", "the path names no port")
+            .with_hint("a port is a number from 1 to 65535")
+    }
+
+    /// A server inside a sandbox did not answer as one should.
+    pub(crate) fn bad_server(port: u16, why: &str) -> Self {
+        let message = format!("the server on port {port} inside the sandbox did not answer: {why}");
+        Self::new(StatusCode::BAD_GATEWAY, "bad_server", message)
+            .with_hint("check that it speaks HTTP/1.1; for anything else there is `warren port`")
+    }
+
+    pub(crate) fn slow_server(port: u16, after: Duration) -> Self {
+        let message =
+            format!("the server on port {port} inside the sandbox did not answer within {after:?}");
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "slow_server", message)
+            .with_hint("look at what the server is doing, or allow more with `x-warren-timeout-ms`")
+    }
+
+    pub(crate) fn too_many_connections(what: &str, limit: usize) -> Self {
+        let message = format!("the {what} has {limit} open connections to its ports");
+        let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_connections", message);
+        Self { retry_after: Some(Duration::from_secs(1)), ..error }.with_hint("close some of them")
+    }
+
+    pub(crate) fn upgrade_required() -> Self {
+        let message = "this path takes plain TCP, and the request did not ask for it";
+        Self::new(StatusCode::UPGRADE_REQUIRED, "upgrade_required", message).with_hint(
+            "send `Connection: upgrade` and `Upgrade: tcp`, or write a `/` after the port for HTTP",
+        )
+    }
+
     pub(crate) fn internal(what: &str) -> Self {
         tracing::error!(what, "internal error");
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", format!("internal error: {what}"))
@@ -176,6 +208,7 @@ impl From<SandboxError> for ApiError {
             SandboxError::Ended { .. } | SandboxError::SessionEnded { .. } => StatusCode::GONE,
             SandboxError::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             SandboxError::Timeout { .. } => StatusCode::GATEWAY_TIMEOUT,
+            SandboxError::PortClosed { .. } => StatusCode::BAD_GATEWAY,
             SandboxError::Capacity { retry_after: after, .. } => {
                 retry_after = Some(*after);
                 StatusCode::SERVICE_UNAVAILABLE
@@ -189,7 +222,8 @@ impl From<SandboxError> for ApiError {
                 StatusCode::INTERNAL_SERVER_ERROR
             }
         };
-        if status.is_server_error() {
+        // A closed port is the sandbox's affair, and a client can ask for many.
+        if status.is_server_error() && status != StatusCode::BAD_GATEWAY {
             tracing::error!(code = error.code(), chain = chain(&error), "request failed");
         }
         let hint = error.hint().unwrap_or("the daemon's log says more").to_owned();
@@ -211,6 +245,9 @@ impl IntoResponse for ApiError {
             // Whole seconds, rounded up: earlier would be too early.
             let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
+        }
+        if self.status == StatusCode::UPGRADE_REQUIRED {
+            headers.insert(header::UPGRADE, HeaderValue::from_static("tcp"));
         }
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
@@ -268,6 +305,7 @@ mod tests {
             (SandboxError::Timeout { what: text(), after }, 504, "timeout"),
             (SandboxError::step("mount", "/x", source()), 500, "step_failed"),
             (SandboxError::Program { program, kind, source: source() }, 422, "program_not_found"),
+            (SandboxError::PortClosed { port: 1, source: source() }, 502, "port_closed"),
             (SandboxError::TooLarge { what: text(), limit: 1 }, 413, "too_large"),
             (SandboxError::Capacity { limit: 1, retry_after: after }, 503, "capacity"),
             (SandboxError::NoMatch { missing: Vec::new() }, 422, "no_match"),

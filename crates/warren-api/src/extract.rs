@@ -13,6 +13,7 @@ use sha2::{Digest as _, Sha256};
 use warren::SandboxId;
 
 use crate::error::ApiError;
+use crate::rest::ports;
 
 /// The largest body that is read.
 pub const MAX_BODY: usize = 1 << 20;
@@ -93,7 +94,8 @@ pub(crate) fn plain(id: String) -> Result<SandboxId, ApiError> {
 
 /// Refuses paths that could be read in two ways. Nothing in ours needs an escape.
 pub(crate) async fn refuse_odd_paths(request: Request, next: Next) -> Result<Response, ApiError> {
-    let path = request.uri().path();
+    // What follows a port is the affair of the server there.
+    let path = ports::own_part(request.uri().path());
     if path.contains(['%', '\\']) {
         return Err(ApiError::invalid_id("the path has an escaped character"));
     }

@@ -14,6 +14,7 @@ mod idempotency;
 pub mod journal;
 pub mod keys;
 mod principal;
+mod proxy;
 mod quota;
 pub mod rest;
 pub mod server;
@@ -43,6 +44,7 @@ use idempotency::Repeatable;
 use journal::{Journal, MemoryJournal};
 use keys::Keys;
 use principal::Principal;
+use proxy::Ports;
 use quota::{Ledger, Promise};
 
 /// How often a look is taken at what happened by itself.
@@ -74,6 +76,7 @@ struct Inner {
     events: Events,
     repeatable: Repeatable,
     journal: Arc<dyn Journal>,
+    ports: Ports,
     /// The default sandbox of each tenant but the operator's, which is the manager's own.
     defaults: Mutex<HashMap<Arc<str>, SandboxId>>,
     tasks: TaskTracker,
@@ -97,6 +100,7 @@ impl Api {
             ledger: Ledger::default(),
             events: Events::default(),
             repeatable: Repeatable::new(Arc::clone(&journal)),
+            ports: Ports::default(),
             journal,
             defaults: Mutex::default(),
             tasks: TaskTracker::new(),

@@ -10,6 +10,7 @@ use clap_complete::Shell;
 use warren::{BindMount, Limit};
 
 use crate::failure::Failure;
+use crate::port::PortArgs;
 use crate::units::{self, Cap};
 
 /// Runs untrusted code in a sandbox of its own: no daemon, no set-up, no root.
@@ -75,6 +76,11 @@ pub(crate) enum Action {
     Default(DefaultArgs),
     /// Show how many sandboxes and sessions there are.
     Stats(ClientArgs),
+    /// Reach a server inside a sandbox: listen on this host, and print where.
+    ///
+    /// Every connection goes to the port inside, until Ctrl-C. With --stdio there is one connection, on
+    /// stdin and stdout, as ssh wants it: ProxyCommand warren port --stdio SANDBOX %p
+    Port(PortArgs),
     /// Follow what happens to sandboxes and sessions.
     Events(EventsArgs),
     /// Print the completions of a shell.

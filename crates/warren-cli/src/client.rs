@@ -3,10 +3,11 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::{BodyExt as _, Empty, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
-use hyper::{Method, Request, Response, header};
+use hyper::upgrade::Upgraded;
+use hyper::{Method, Request, Response, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -26,7 +27,64 @@ pub(crate) struct Client {
     runtime: Runtime,
 }
 
+/// A connection to a port inside a sandbox.
+pub(crate) type Tunnel = TokioIo<Upgraded>;
+
+/// Connects to one port inside a sandbox, as often as is asked.
+#[derive(Debug, Clone)]
+pub(crate) struct Dialer {
+    socket: PathBuf,
+    name: Option<String>,
+    path: String,
+}
+
+impl Dialer {
+    /// Opens one more connection.
+    pub(crate) async fn dial(&self) -> Result<Tunnel, Failure> {
+        let stream = UnixStream::connect(&self.socket);
+        let stream = stream.await.map_err(|error| unreachable_daemon(&self.socket, &error))?;
+        let handshake = http1::handshake(TokioIo::new(stream)).await;
+        let (mut sender, connection) = handshake.map_err(|error| broke(&self.socket, &error))?;
+        let mut request = Request::get(&self.path)
+            .header(header::HOST, "localhost")
+            .header(header::CONNECTION, "upgrade")
+            .header(header::UPGRADE, "tcp");
+        if let Some(name) = &self.name {
+            request = request.header(CLIENT_HEADER, name);
+        }
+        let request = request.body(Empty::<Bytes>::new()).map_err(|error| {
+            Failure::usage(format!("cannot ask the daemon that: {error}"), "use plain ASCII")
+        })?;
+        let exchange = async {
+            let sent = sender.send_request(request).await;
+            let response = sent.map_err(|error| broke(&self.socket, &error))?;
+            if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+                return Err(refusal(&self.socket, response).await);
+            }
+            let upgraded = hyper::upgrade::on(response).await;
+            upgraded.map(TokioIo::new).map_err(|error| broke(&self.socket, &error))
+        };
+        let connection = connection.with_upgrades();
+        tokio::pin!(exchange, connection);
+        tokio::select! {
+            biased;
+            done = &mut exchange => done,
+            _ = &mut connection => exchange.await,
+        }
+    }
+}
+
 impl Client {
+    /// Returns what connects to a port inside a sandbox.
+    pub(crate) fn dialer(&self, path: String) -> Dialer {
+        Dialer { socket: self.socket.clone(), name: self.name.clone(), path }
+    }
+
+    /// Does something that waits.
+    pub(crate) fn block_on<T>(&self, work: impl Future<Output = T>) -> T {
+        self.runtime.block_on(work)
+    }
+
     /// Finds out where the daemon is.
     pub(crate) fn new(args: &ClientArgs) -> Result<Self, Failure> {
         let settings = SettingArgs { socket: args.socket.clone(), ..SettingArgs::default() };
@@ -142,15 +200,10 @@ impl Client {
 
     async fn checked(&self, response: Response<Incoming>) -> Result<Incoming, Failure> {
         let status = response.status();
-        let body = response.into_body();
         if status.is_success() {
-            return Ok(body);
+            return Ok(response.into_body());
         }
-        let bytes = body.collect().await.map_err(|error| self.broke(&error))?.to_bytes();
-        match serde_json::from_slice::<ErrorBody>(&bytes) {
-            Ok(body) => Err(Failure::answered(status.as_u16(), body.error)),
-            Err(_) => Err(self.garbled(&format!("{status} without a reason"))),
-        }
+        Err(refusal(&self.socket, response).await)
     }
 
     fn parsed<T: DeserializeOwned>(&self, bytes: &[u8]) -> Result<T, Failure> {
@@ -158,15 +211,35 @@ impl Client {
     }
 
     fn garbled(&self, what: &str) -> Failure {
-        let message = format!("the daemon at {} answered nonsense: {what}", self.socket.display());
-        Failure::fatal("daemon", message).with_hint("is it of another version?")
+        garbled(&self.socket, what)
     }
 
     fn broke(&self, error: &hyper::Error) -> Failure {
-        let message = format!("the daemon at {} hung up: {error}", self.socket.display());
-        Failure::fatal("daemon", message)
-            .with_hint("its log says why; `warren serve` starts it again")
+        broke(&self.socket, error)
     }
+}
+
+/// Reads why the daemon did not do what it was asked.
+async fn refusal(socket: &Path, response: Response<Incoming>) -> Failure {
+    let status = response.status();
+    let bytes = match response.into_body().collect().await {
+        Ok(body) => body.to_bytes(),
+        Err(error) => return broke(socket, &error),
+    };
+    match serde_json::from_slice::<ErrorBody>(&bytes) {
+        Ok(body) => Failure::answered(status.as_u16(), body.error),
+        Err(_) => garbled(socket, &format!("{status} without a reason")),
+    }
+}
+
+fn garbled(socket: &Path, what: &str) -> Failure {
+    let message = format!("the daemon at {} answered nonsense: {what}", socket.display());
+    Failure::fatal("daemon", message).with_hint("is it of another version?")
+}
+
+fn broke(socket: &Path, error: &hyper::Error) -> Failure {
+    let message = format!("the daemon at {} hung up: {error}", socket.display());
+    Failure::fatal("daemon", message).with_hint("its log says why; `warren serve` starts it again")
 }
 
 fn unreachable_daemon(socket: &Path, error: &io::Error) -> Failure {

@@ -178,7 +178,7 @@ fn short(id: &str, among: &[SandboxView]) -> String {
 }
 
 /// Finds the one sandbox that is meant: by id, by name, by its session, or by the beginning of one.
-fn find(client: &Client, target: &str) -> Result<SandboxView, Failure> {
+pub(crate) fn find(client: &Client, target: &str) -> Result<SandboxView, Failure> {
     let items = all(client, "")?;
     let items: Vec<SandboxView> = items.into_iter().map(read).collect::<Result<_, _>>()?;
     choose(&items, target).cloned()

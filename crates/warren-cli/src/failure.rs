@@ -110,6 +110,7 @@ impl From<SandboxError> for Failure {
             | SandboxError::Suspended { .. }
             | SandboxError::SessionEnded { .. }
             | SandboxError::Timeout { .. }
+            | SandboxError::PortClosed { .. }
             | SandboxError::Step { .. }
             | SandboxError::Capacity { .. }
             | SandboxError::NoMatch { .. }

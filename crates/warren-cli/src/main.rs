@@ -9,6 +9,7 @@ mod failure;
 mod keys;
 mod notify;
 mod output;
+mod port;
 mod program;
 mod reference;
 mod request;
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         Action::Kill(args) => (args.client.json, commands::kill(&args)),
         Action::Default(args) => (args.client.json, commands::default(&args)),
         Action::Stats(args) => (args.json, commands::stats(&args)),
+        Action::Port(args) => (args.client.json, port::port(&args)),
         Action::Events(args) => (args.client.json, commands::events(&args)),
         Action::Completions(args) => (false, reference::completions(&args)),
         Action::Man(args) => (false, reference::man(&args)),

@@ -7,6 +7,7 @@ mod apply;
 mod exec;
 mod launcher;
 mod logged;
+mod port;
 mod probe;
 mod serve;
 

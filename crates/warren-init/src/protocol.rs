@@ -76,6 +76,23 @@ pub enum Request {
     Hello,
     /// End the sandbox; the socket closes when it is over.
     End,
+    /// Connect to a port of the sandbox's own loopback; answered by [`Done`], which carries the
+    /// socket. Whether anybody listens is known once that can be written to.
+    Connect {
+        /// Which of its addresses.
+        to: Loopback,
+        /// The port.
+        port: u16,
+    },
+}
+
+/// An address by which a sandbox reaches itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Loopback {
+    /// 127.0.0.1.
+    V4,
+    /// ::1.
+    V6,
 }
 
 /// A command to run.
@@ -267,7 +284,8 @@ pub enum StoppedBy {
     Client,
 }
 
-/// The answer to [`Request::Suspend`] and [`Request::Resume`]: an errno, 0 for success.
+/// The answer to [`Request::Suspend`], [`Request::Resume`] and [`Request::Connect`]: an errno, 0 for
+/// success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done(pub i32);
 

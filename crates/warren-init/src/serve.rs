@@ -25,7 +25,7 @@ use crate::apply::Inherited;
 use crate::exec::{self, Ends, Starter};
 use crate::launcher::{drain, is_about_one_message};
 use crate::logged::Logged;
-use crate::probe;
+use crate::{port, probe};
 
 /// How often memory is looked at where no cgroup bounds it.
 const MEMORY_INTERVAL: Duration = Duration::from_millis(20);
@@ -263,6 +263,7 @@ impl Init<'_> {
                 let _ = protocol::send(&reply, &standing, &[]);
             }
             Request::End => return Asked::End,
+            Request::Connect { to, port } => port::connect(to, port, &reply),
         }
         Asked::More
     }

@@ -1,8 +1,8 @@
-//! Network interfaces.
-#![expect(unsafe_code, reason = "interface ioctls have no safe wrapper")]
+//! Network interfaces, and which network a socket is in.
+#![expect(unsafe_code, reason = "interface ioctls and SO_NETNS_COOKIE have no safe wrapper")]
 
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
@@ -20,4 +20,32 @@ pub fn loopback_up() -> io::Result<()> {
     // is terminated.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) };
     crate::check(result).map(drop)
+}
+
+/// Returns a number that is one network namespace's alone, that of `socket`; `None` where the
+/// kernel does not tell. See socket(7), SO_NETNS_COOKIE, Linux 5.14.
+pub fn namespace_of(socket: impl AsFd) -> io::Result<Option<u64>> {
+    let mut cookie = 0_u64;
+    let mut length = libc::socklen_t::try_from(size_of::<u64>()).map_err(io::Error::other)?;
+    // SAFETY: the descriptor is open because it is borrowed; the kernel writes at most `length`
+    // bytes to `cookie`, which has that size, and the length to `length`. Both outlive the call.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    match crate::check(result) {
+        Ok(_) => Ok(Some(cookie)),
+        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns the same of the network namespace of this thread.
+pub fn own_namespace() -> io::Result<Option<u64>> {
+    namespace_of(socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)
 }

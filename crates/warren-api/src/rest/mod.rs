@@ -1,5 +1,6 @@
 //! The native dialect: `/v1`, described by `docs/openapi.json`.
 
+pub(crate) mod ports;
 mod sandboxes;
 mod sessions;
 mod system;
@@ -11,7 +12,7 @@ use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::Response;
-use axum::routing::get;
+use axum::routing::{any, get};
 use utoipa::openapi::OpenApi as Document;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa::{Modify, OpenApi};
@@ -34,6 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
                        caller is the user at the other end; on TCP it is the tenant of an API key. \
                        What is another tenant's does not exist."
     ),
+    paths(ports::forward),
     components(schemas(ErrorBody)),
     modifiers(&Keys),
     security(("key" = []))
@@ -56,7 +58,10 @@ fn parts(api: &Api) -> (Router<Api>, Document) {
         .routes(routes!(sandboxes::exec))
         .routes(routes!(sandboxes::attach))
         .routes(routes!(system::exec_default))
-        .routes(routes!(system::events));
+        .routes(routes!(system::events))
+        .routes(routes!(ports::open))
+        .route("/v1/sandboxes/{id}/ports/{port}/", any(ports::forward))
+        .route("/v1/sandboxes/{id}/ports/{port}/{*path}", any(ports::forward));
     let prompt = OpenApiRouter::new()
         .routes(routes!(sandboxes::list))
         .routes(routes!(sandboxes::show, sandboxes::destroy))
@@ -109,7 +114,8 @@ async fn hurry(request: Request, next: Next) -> Result<Response, ApiError> {
 
 /// Notes each request: what was asked and what became of it, never what it carried.
 async fn log(request: Request, next: Next) -> Response {
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let (method, path) =
+        (request.method().clone(), ports::own_part(request.uri().path()).to_owned());
     let began = Instant::now();
     let response = next.run(request).await;
     let (status, tenant) = (response.status().as_u16(), response.extensions().get::<Principal>());

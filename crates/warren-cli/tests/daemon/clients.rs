@@ -25,6 +25,7 @@ fn without_a_daemon_every_client_says_how_to_start_one() {
         &["default"],
         &["stats"],
         &["events"],
+        &["port", "x", "80"],
     ] {
         let seen = place.run(args);
         let expected =

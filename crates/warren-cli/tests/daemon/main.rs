@@ -4,6 +4,7 @@ mod clients;
 mod crash;
 mod group;
 mod limits;
+mod ports;
 mod restart;
 mod serve;
 mod service;

@@ -118,6 +118,10 @@ impl Daemon {
         seen.stdout.trim_end().to_owned()
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.as_ref().expect("it runs").id()
+    }
+
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.place.path("log")).unwrap_or_default()
     }

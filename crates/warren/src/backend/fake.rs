@@ -7,20 +7,22 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
+use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::{Capture, Channel, ExecPlan, Room};
 use crate::{
     BackendCapabilities, BackendHealth, Bound, Command, CreateOptions, EnforcedLimit, Enforcement,
-    ExecCause, ExecContext, ExecOutput, ExecReport, IsolationBackend, Limit, ProgramFault,
-    ResourceUsage, Result, Sandbox, SandboxCapabilities, SandboxError, SandboxId, SandboxSpec,
-    StreamOutput,
+    ExecCause, ExecContext, ExecOutput, ExecReport, IsolationBackend, Limit, PortStream,
+    ProgramFault, ResourceUsage, Result, Sandbox, SandboxCapabilities, SandboxError, SandboxId,
+    SandboxSpec, StreamOutput,
 };
 
 /// A step that can be told to fail or to stall.
@@ -152,6 +154,8 @@ struct Shared {
     orders: Vec<Order>,
     stalled: HashMap<Step, u64>,
     scripts: HashMap<String, Scripted>,
+    /// Where connections to a port go.
+    ports: HashMap<u16, SocketAddr>,
     live: BTreeMap<SandboxId, Arc<Instance>>,
     /// What is half-made, or was when its maker died.
     half_made: BTreeSet<SandboxId>,
@@ -211,6 +215,7 @@ impl FakeBackend {
                 orders: Vec::new(),
                 stalled: HashMap::new(),
                 scripts: HashMap::new(),
+                ports: HashMap::new(),
                 live: BTreeMap::new(),
                 half_made: BTreeSet::new(),
                 killed: false,
@@ -268,6 +273,11 @@ impl FakeBackend {
     /// Sets what a program does instead of what the tiny shell would.
     pub fn script(&self, program: &str, scripted: Scripted) {
         lock(&self.shared).scripts.insert(program.to_owned(), scripted);
+    }
+
+    /// Sets where connections to a port of every sandbox go; all other ports are closed.
+    pub fn open_port(&self, port: u16, to: SocketAddr) {
+        lock(&self.shared).ports.insert(port, to);
     }
 
     /// Lets a sandbox die by itself, as if its init had crashed. Tells whether it lived.
@@ -1006,6 +1016,17 @@ impl Sandbox for FakeSandbox {
             shared.counts.destroyed += 1;
         }
         Ok(())
+    }
+
+    async fn connect(&self, port: u16) -> Result<PortStream, SandboxError> {
+        self.check_running()?;
+        let to = lock(&self.backend.shared).ports.get(&port).copied();
+        let connected = match to {
+            Some(to) => TcpStream::connect(to).await,
+            None => Err(std::io::ErrorKind::ConnectionRefused.into()),
+        };
+        let stream = connected.map_err(|source| SandboxError::PortClosed { port, source })?;
+        Ok(PortStream::new(stream))
     }
 
     async fn resource_usage(&self) -> Result<ResourceUsage, SandboxError> {

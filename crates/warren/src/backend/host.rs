@@ -9,6 +9,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
@@ -23,6 +24,7 @@ use chrono::{DateTime, Utc};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::process::Child;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
@@ -30,9 +32,9 @@ use tokio::time::Instant;
 use super::{Capture, Channel, ExecPlan, Room};
 use crate::{
     BackendCapabilities, BackendHealth, Bound, Command, CreateOptions, EnforcedLimit, Enforcement,
-    ExecCause, ExecContext, ExecOutput, ExecReport, IsolationBackend, Limit, ProgramFault,
-    ResourceLimits, ResourceUsage, Result, Sandbox, SandboxCapabilities, SandboxError, SandboxId,
-    SandboxSpec, StreamOutput,
+    ExecCause, ExecContext, ExecOutput, ExecReport, IsolationBackend, Limit, PortStream,
+    ProgramFault, ResourceLimits, ResourceUsage, Result, Sandbox, SandboxCapabilities,
+    SandboxError, SandboxId, SandboxSpec, StreamOutput,
 };
 
 const NAME: &str = "host";
@@ -710,6 +712,19 @@ impl Sandbox for HostSandbox {
 
     async fn destroy(&self) -> Result<(), SandboxError> {
         self.0.destroy().await
+    }
+
+    /// Its ports are the host's own: there is no wall between them.
+    async fn connect(&self, port: u16) -> Result<PortStream, SandboxError> {
+        match lock(&self.0.life).state() {
+            State::Ended => return Err(self.0.ended()),
+            State::Suspended => return Err(SandboxError::Suspended { id: self.0.id.clone() }),
+            State::Running => {}
+        }
+        let places = [(Ipv4Addr::LOCALHOST, port).into(), (Ipv6Addr::LOCALHOST, port).into()];
+        let stream = TcpStream::connect(&places[..] as &[SocketAddr]).await;
+        let stream = stream.map_err(|source| SandboxError::PortClosed { port, source })?;
+        Ok(PortStream::new(stream))
     }
 
     async fn resource_usage(&self) -> Result<ResourceUsage, SandboxError> {

@@ -106,6 +106,14 @@ pub enum SandboxError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// Nothing listens on a port of the sandbox.
+    #[error("nothing listens on port {port} inside the sandbox")]
+    PortClosed {
+        /// The port.
+        port: u16,
+        /// What the kernel said.
+        source: io::Error,
+    },
     /// Something is larger than it may be.
     #[error("{what} is larger than {limit} bytes")]
     TooLarge {
@@ -219,6 +227,7 @@ impl SandboxError {
             Self::Step { .. } => "step_failed",
             Self::Program { kind: ProgramFault::NotFound, .. } => "program_not_found",
             Self::Program { .. } => "program_not_executable",
+            Self::PortClosed { .. } => "port_closed",
             Self::TooLarge { .. } => "too_large",
             Self::Capacity { .. } => "capacity",
             Self::NoMatch { .. } => "no_match",
@@ -255,6 +264,9 @@ impl SandboxError {
                 ProgramFault::NoProcess => "raise the limit on processes, or wait for some to end",
                 ProgramFault::Other => return None,
             }),
+            Self::PortClosed { .. } => Some(
+                "start a server in the sandbox that listens on this port of 127.0.0.1, 0.0.0.0 or ::1",
+            ),
             Self::TooLarge { .. } => Some("pass it through a file or stdin"),
             Self::Capacity { .. } => Some("end a session, or try again when one has timed out"),
             Self::NoMatch { .. } => Some("ask for less, or for a new sandbox that has it"),

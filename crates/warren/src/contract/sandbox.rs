@@ -8,7 +8,8 @@ use tokio::sync::mpsc;
 
 use super::{
     Command, Enforcement, ExecContext, ExecId, ExecOptions, ExecOutput, ExecReport, FoundExec,
-    ResourceUsage, Result, SandboxCapabilities, SandboxError, SandboxId, SandboxSpec, StreamOutput,
+    PortStream, ResourceUsage, Result, SandboxCapabilities, SandboxError, SandboxId, SandboxSpec,
+    StreamOutput,
 };
 
 /// One sandbox: a place on a host where commands run behind walls.
@@ -102,6 +103,19 @@ pub trait Sandbox: Send + Sync {
     async fn claim(&self, spec: &SandboxSpec) -> Result<Option<Arc<dyn Sandbox>>, SandboxError> {
         let _ = spec;
         Ok(None)
+    }
+
+    /// Connects to a TCP port on the sandbox's own loopback, 127.0.0.1 or else ::1.
+    ///
+    /// Fails with [`SandboxError::PortClosed`] if nothing listens there, and at once if the sandbox
+    /// is suspended or has ended. Nothing but the sandbox itself can be reached this way.
+    async fn connect(&self, port: u16) -> Result<PortStream, SandboxError> {
+        let _ = port;
+        Err(SandboxError::Unsupported {
+            feature: "connections to ports".to_owned(),
+            backend: self.capabilities().backend.clone(),
+            hint: "choose a backend that has them, `linux` for one".to_owned(),
+        })
     }
 
     /// Returns what its backend needs to find it again after a restart, to be kept in a store and

@@ -13,9 +13,9 @@ use super::registry::Life;
 use super::session::Held;
 use crate::{
     Command, Enforcement, ExecContext, ExecEnd, ExecHandle, ExecId, ExecInfo, ExecOptions,
-    ExecOutput, ExecReport, FoundExec, LogRead, LogWait, ResourceUsage, Result, Sandbox,
-    SandboxCapabilities, SandboxError, SandboxId, SandboxSession, SessionState, StreamOutput,
-    TerminalSize,
+    ExecOutput, ExecReport, FoundExec, LogRead, LogWait, PortStream, ResourceUsage, Result,
+    Sandbox, SandboxCapabilities, SandboxError, SandboxId, SandboxSession, SessionState,
+    StreamOutput, TerminalSize,
 };
 
 /// A sandbox as its clients hold it.
@@ -347,6 +347,12 @@ impl Sandbox for Guarded {
     async fn find_exec(&self, id: &ExecId) -> Result<Option<FoundExec>, SandboxError> {
         let _work = self.begin(Use::Looks)?;
         Ok(self.handle.find_exec(id).await?.map(|exec| self.hold(exec)))
+    }
+
+    /// An open connection is work of the session for as long as it is open (S3).
+    async fn connect(&self, port: u16) -> Result<PortStream, SandboxError> {
+        let work = self.begin(Use::Runs)?;
+        Ok(self.handle.connect(port).await?.holding(work))
     }
 
     fn anchor(&self) -> Option<String> {

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! `plan.rs` and `limits.rs` decide, `groups.rs` and `launcher.rs` act, `sandbox.rs` owns what was
-//! made, `execution.rs` is one command whose streams its caller holds, and `execs.rs` are those that
-//! have a log.
+//! made, `execution.rs` is one command whose streams its caller holds, `execs.rs` are those that have
+//! a log, and `port.rs` is a connection to a server inside.
 
 mod anchor;
 mod channel;
@@ -19,6 +19,7 @@ mod host;
 mod launcher;
 mod limits;
 mod plan;
+mod port;
 mod probe;
 mod sandbox;
 

@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 use warren_init::plan::Plan;
-use warren_init::protocol::{Done, Failure, Proof, Report, Request, Standing, Tries};
+use warren_init::protocol::{Done, Failure, Loopback, Proof, Report, Request, Standing, Tries};
 
 use super::anchor::{self, Anchor, Home};
 use super::channel::{Channel, watch};
@@ -26,11 +26,13 @@ use super::host::GroupSupport;
 use super::launcher::Launcher;
 use super::limits;
 use super::plan::{Inputs, WRITABLE};
+use super::port;
 use crate::backend::ExecPlan;
 use crate::{
     Command, CreateOptions, Enforcement, ExecCause, ExecContext, ExecHandle, ExecId, ExecOptions,
-    ExecOutput, ExecReport, FoundExec, Layer, LogPiece, LogStream, LogWait, ResourceUsage, Result,
-    Sandbox, SandboxCapabilities, SandboxError, SandboxId, SandboxSpec, StreamOutput,
+    ExecOutput, ExecReport, FoundExec, Layer, LogPiece, LogStream, LogWait, PortStream,
+    ResourceUsage, Result, Sandbox, SandboxCapabilities, SandboxError, SandboxId, SandboxSpec,
+    StreamOutput,
 };
 
 /// How long a killed sandbox may take to be gone.
@@ -380,6 +382,32 @@ impl LinuxSandbox {
         execution.map_err(|error| self.explain(error))
     }
 
+    /// Has init begin a connection to a port, and returns the socket that it says is one.
+    pub(super) async fn begin_connection(
+        &self,
+        to: Loopback,
+        port: u16,
+    ) -> Result<Result<OwnedFd, i32>> {
+        // Held until init has answered, so that no connection is begun in a suspended sandbox.
+        let state = self.core.state.lock().await;
+        match *state {
+            State::Running => {}
+            State::Suspended => return Err(SandboxError::Suspended { id: self.core.id.clone() }),
+            State::Destroyed => return Err(self.ended()),
+        }
+        match port::begin(self.control(), to, port).await {
+            Ok(Some(begun)) => Ok(begun),
+            Ok(None) if self.has_ended() => Err(self.ended()),
+            // An init that another version of ours left running does not know the question.
+            Ok(None) => Err(SandboxError::Unsupported {
+                feature: "connections to ports of a sandbox this old".to_owned(),
+                backend: super::NAME.to_owned(),
+                hint: "make a new sandbox".to_owned(),
+            }),
+            Err(error) => Err(self.explain(lost("reach init", error))),
+        }
+    }
+
     /// Returns the pid of the sandbox's PID 1 on the host.
     pub fn pid(&self) -> i32 {
         self.core.instance.pid
@@ -642,6 +670,10 @@ impl Sandbox for LinuxSandbox {
         let terms = Arc::new(terms);
         *self.core.current.lock().unwrap_or_else(PoisonError::into_inner) = terms.clone();
         Ok(Some(Arc::new(Self { core: self.core.clone(), terms })))
+    }
+
+    async fn connect(&self, port: u16) -> Result<PortStream> {
+        port::connect(self, port).await
     }
 
     fn anchor(&self) -> Option<String> {
