@@ -347,6 +347,8 @@ fn lock_down(plan: &Plan, work: Option<&OwnedFd>, census: &Census) -> Result<(),
         (Resource::Rtprio, 0),
         (Resource::Nice, 0),
         (Resource::Memlock, 8 << 20),
+        // A plain user's sandboxes queue signals on the user's own account: leave most of it.
+        (Resource::Sigpending, 16 << 10),
     ] {
         step("limit", "the sandbox", lower_limit(resource, value))?;
     }
