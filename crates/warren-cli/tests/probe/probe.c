@@ -1381,6 +1381,25 @@ static void c_crash(char **a) {
     abort();
 }
 
+// filters PID FILE: writes the seccomp programs of a process to FILE.0, FILE.1 and so on, the newest first.
+static void c_filters(char **a) {
+    static unsigned char program[4096 * 8];
+    char path[PATH_MAX];
+    pid_t pid = number(arg(a, 1));
+    if (ptrace(PTRACE_ATTACH, pid, 0, 0) < 0) return say(verdict(-1), "step=attach");
+    waitpid(pid, NULL, __WALL);
+    long count = 0, length, e;
+    for (; (length = ptrace(0x420c /* PTRACE_SECCOMP_GET_FILTER */, pid, count, program)) > 0; count++) {
+        snprintf(path, sizeof path, "%s.%ld", arg(a, 2), count);
+        int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+        if (write(fd, program, length * 8) != length * 8) _exit(3);
+        close(fd);
+    }
+    e = errno;
+    ptrace(PTRACE_DETACH, pid, 0, 0);
+    say(count ? "OK" : errname(e), "count=%ld", count);
+}
+
 // --- layers and descriptors ---
 
 static void c_setxattr_as(char **a) {
@@ -1434,6 +1453,7 @@ static const struct { const char *name; void (*run)(char **); } cases[] = {
     {"inotify", c_inotify}, {"hold-inotify", c_hold_inotify}, {"queue-signal", c_queue_signal},
     {"hold-signals", c_hold_signals}, {"pipe", c_pipe}, {"hold-pipes", c_hold_pipes}, {"epoll", c_epoll},
     {"hold-epoll", c_hold_epoll}, {"storm", c_storm}, {"look-up", c_look_up}, {"stuck", c_stuck}, {"crash", c_crash},
+    {"filters", c_filters},
     {"setxattr-as", c_setxattr_as}, {"whiteout", c_whiteout}, {"give-fd", c_give_fd}, {"take-fd", c_take_fd},
     {"read", c_read}, {"write", c_write}, {"append", c_append}, {"put", c_put}, {"rewrite", c_rewrite},
     {"truncate", c_truncate}, {"chmod", c_chmod}, {"chown", c_chown}, {"unlink", c_unlink}, {"mkdir", c_mkdir},
