@@ -13,7 +13,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Resource, Signal};
 use warren_init::plan::{INIT_ID, Identity, Lifetime, Owners, Plan, RANGE, WORKLOAD_ID};
 use warren_init::protocol::{self, Failure, Report};
 use warren_sys::mount;
@@ -63,6 +63,8 @@ pub(crate) fn main() {
     if bear_ones_share().is_err() {
         return;
     }
+    // Where nothing may be raised, 0 stays 0: see `apply::lock_down` for what a sandbox wants of it.
+    let _ = process::limit(Resource::Core, 1);
     let next_range = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs() % RANGES;
     let mut launcher = Launcher { proof, live: HashMap::new(), ended: Vec::new(), next_range };
     launcher.serve(&client, &children);

@@ -136,6 +136,11 @@ pub(crate) async fn examine(backend: &LinuxBackend) -> HostReport {
     let detail = landlock.map_or_else(String::new, |layer| layer.detail.clone());
     report.note("landlock", landlock.is_some(), detail, "boot with lsm=landlock,...");
     try_limits(backend, &sandbox, &mut report).await;
+    let pattern = std::fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap_or_default();
+    let hard = rustix::process::getrlimit(rustix::process::Resource::Core).maximum;
+    let detail = format!("core_pattern is `{}`", pattern.trim().escape_debug());
+    let fix = "set kernel.core_pattern to a file or a pipe, and no hard limit of 0 on cores";
+    report.note("no core dumps", stays_inside(&pattern, hard), detail, fix);
     let resumed = sandbox.suspend().await.is_ok() && sandbox.resume().await.is_ok();
     report.note("suspend", resumed, "stopped and continued", "");
     let removed = sandbox.destroy().await;
@@ -238,6 +243,16 @@ impl Listening {
     }
 }
 
+/// Reports whether the core of a crash goes nowhere: at a limit of 1 no file is written and no program
+/// of the host is started. A socket (Linux 6.16) knows no limit, and one of 0 cannot be raised to 1.
+fn stays_inside(pattern: &str, hard_limit: Option<u64>) -> bool {
+    match pattern.trim_start().chars().next() {
+        Some('@') => false,
+        Some('|') => hard_limit != Some(0),
+        _ => true,
+    }
+}
+
 /// Finds what to do about the step that failed.
 fn fix_for(error: &str) -> &'static str {
     if error.contains("namespaces") {
@@ -252,5 +267,18 @@ fn fix_for(error: &str) -> &'static str {
         "load the overlay module (modprobe overlay), Linux 5.11 or later"
     } else {
         ""
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_socket_or_an_unbounded_pipe_takes_cores() {
+        assert!(stays_inside("core\n", None) && stays_inside("/var/core/%e\n", Some(0)));
+        assert!(stays_inside("|/usr/lib/handler %p\n", None));
+        assert!(!stays_inside("|/usr/lib/handler %p\n", Some(0)));
+        assert!(!stays_inside("@/run/coredump.sock\n", None));
     }
 }
