@@ -194,6 +194,8 @@ struct Blocked {
 struct When {
     arg: u8,
     mask: Option<u32>,
+    #[serde(default)]
+    wide: bool,
     equals: Option<Values>,
     differs: Option<Values>,
 }
@@ -389,11 +391,14 @@ fn checked<'a>(
 /// Writes "one of" as several lists of conditions, of which one must hold.
 fn alternatives(when: &[When]) -> Result<Vec<Vec<Condition>>> {
     let mut lists = vec![Vec::new()];
-    for When { arg, mask, equals, differs } in when {
+    for When { arg, mask, wide, equals, differs } in when {
+        if *wide && mask.is_some() {
+            return Err("a `when` is either `wide` or has a `mask`".to_owned());
+        }
         let condition = |comparison, value: u32| Condition {
             argument: *arg,
-            // The low half only: strict.toml says why.
-            mask: u64::from(mask.unwrap_or(u32::MAX)),
+            // The low half, unless it is `wide`: strict.toml says why.
+            mask: if *wide { u64::MAX } else { u64::from(mask.unwrap_or(u32::MAX)) },
             comparison,
             value: u64::from(value),
         };

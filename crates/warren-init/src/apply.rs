@@ -98,6 +98,9 @@ fn apply(
         step("leave the groups of", "the launcher", cred::leave_groups())?;
         step("become", "root of the sandbox", cred::become_only(0))?;
     }
+    if let Identity::Single { .. } = plan.identity {
+        leave_inotify_to_others();
+    }
     step("create the cgroup namespace", "", process::new_cgroup_namespace())?;
     step("make the mounts private", "/", mount::make_private())?;
     let trees = match plan.identity {
@@ -111,13 +114,25 @@ fn apply(
     let census = step("mount", "init's own /proc", new_census())?;
     step("set the host name", &plan.hostname, set_hostname(&plan.hostname))?;
     step("bring up", "lo", net::loopback_up())?;
+    // Before the filter, which may let nobody make such a socket: the namespace alone is to be tried.
+    let way_out = net::find_way_out().err().and_then(|error| error.raw_os_error());
     step("enter the new root", "", mount::pivot_to(root.as_fd()))?;
     drop(root);
     step("open", "/dev/null", quiet_streams())?;
     lock_down(plan, work, &census)?;
-    prove(&outside)?;
+    holds("the network namespace", way_out == Some(Errno::NETUNREACH.raw_os_error()))?;
+    prove(plan, &outside)?;
     let landlock_abi = landlock::abi().unwrap_or_default();
     Ok((Proof { landlock_abi, owners_shifted: shifted }, meter, census))
+}
+
+/// Bounds what the sandbox takes of the inotify quota of the one user that it and its caller are.
+///
+/// Not a promise: where a container shows this file read-only, the user's own quota is the bound.
+fn leave_inotify_to_others() {
+    for (file, most) in [("max_inotify_instances", "32"), ("max_inotify_watches", "65536")] {
+        let _ = std::fs::write(format!("/proc/sys/user/{file}"), most);
+    }
 }
 
 fn set_hostname(name: &str) -> io::Result<()> {
@@ -326,10 +341,14 @@ fn lock_down(plan: &Plan, work: Option<&OwnedFd>, census: &Census) -> Result<(),
     rustix::process::umask(Mode::from_raw_mode(0o022));
     let _ = rustix::thread::set_name(c"warren-init");
     for (resource, value) in [
-        (Resource::Core, 0),
+        // Not 0: a core that the host pipes to a program of its own, as root, is bounded by nothing
+        // but this value, at which the kernel gives up. A file that short is not written. See core(5).
+        (Resource::Core, 1),
         (Resource::Rtprio, 0),
         (Resource::Nice, 0),
         (Resource::Memlock, 8 << 20),
+        // A plain user's sandboxes queue signals on the user's own account: leave most of it.
+        (Resource::Sigpending, 16 << 10),
     ] {
         step("limit", "the sandbox", lower_limit(resource, value))?;
     }
@@ -389,12 +408,27 @@ fn restrict(planned: &plan::Landlock, work: Option<&OwnedFd>, census: &Census) -
     rules.restrict()
 }
 
-/// Tries what must fail now. A wall that was put up but does not hold is an error like any other.
-fn prove(outside: &OwnedFd) -> Result<(), Failure> {
-    let holds = |name: &str, held: bool| {
-        let failed = Err(io::Error::from_raw_os_error(Errno::NOTRECOVERABLE.raw_os_error()));
-        if held { Ok(()) } else { step("rely on", name, failed) }
-    };
+/// A wall that was put up but does not hold is an error like any other.
+fn holds(name: &str, held: bool) -> Result<(), Failure> {
+    let failed = Err(io::Error::from_raw_os_error(Errno::NOTRECOVERABLE.raw_os_error()));
+    if held { Ok(()) } else { step("rely on", name, failed) }
+}
+
+/// Tries what must fail now.
+fn prove(plan: &Plan, outside: &OwnedFd) -> Result<(), Failure> {
+    // First in its namespace, and with a parent that is in another.
+    let first = rustix::process::getpid() == rustix::process::Pid::INIT;
+    holds("the process namespace", first && rustix::process::getppid().is_none())?;
+    let read_only = plan.mounts.iter().filter(|planned| !planned.writable);
+    // The kernel looks at the mount before it looks at any permission, so that this is its word. A
+    // file that is mounted says something else; the next may be a directory.
+    let tried = read_only
+        .map(|planned| {
+            let path = format!("{}/.warren", planned.target);
+            rustix::fs::mkdirat(CWD, path, Mode::empty()).err()
+        })
+        .find(|refused| *refused != Some(Errno::NOTDIR));
+    holds("the read-only mounts", tried.is_none_or(|refused| refused == Some(Errno::ROFS)))?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = rustix::fs::openat(outside, c".", flags, Mode::empty());
     holds("Landlock", opened.err() == Some(Errno::ACCESS))?;

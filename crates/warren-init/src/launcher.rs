@@ -13,12 +13,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Resource, Signal};
 use warren_init::plan::{INIT_ID, Identity, Lifetime, Owners, Plan, RANGE, WORKLOAD_ID};
 use warren_init::protocol::{self, Failure, Report};
 use warren_sys::mount;
 use warren_sys::process::{self, Fork, Namespaces, SingleThreaded};
-use warren_sys::{cgroup, fd, socket};
+use warren_sys::{cgroup, cred, fd, socket};
 
 use crate::apply::{self, Go, Inherited};
 
@@ -60,7 +60,11 @@ pub(crate) fn main() {
     process::ignore_group_signals();
     let _ = rustix::thread::set_name(c"warren-launcher");
     // A daemon may be spared when memory runs out; what it runs for others may not.
-    let _ = std::fs::write("/proc/self/oom_score_adj", "0");
+    if bear_ones_share().is_err() {
+        return;
+    }
+    // Where nothing may be raised, 0 stays 0: see `apply::lock_down` for what a sandbox wants of it.
+    let _ = process::limit(Resource::Core, 1);
     let next_range = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs() % RANGES;
     let mut launcher = Launcher { proof, live: HashMap::new(), ended: Vec::new(), next_range };
     launcher.serve(&client, &children);
@@ -146,7 +150,13 @@ impl Launcher {
         let group = step("open the control group", "", open_group(plan, base))?;
         let (ours, theirs) = step("make a socket", "", socket::pair())?;
         let cgroup = group.as_ref().map(AsFd::as_fd);
+        // What the sandbox uses up of the kernel's quotas for each user is to be missing nowhere else.
+        let act_as = |id: u32| if base.is_some() { cred::act_as(id) } else { Ok(()) };
+        step("act as", "the root of the sandbox", act_as(base.unwrap_or_default()))?;
         let forked = process::fork(&self.proof, Namespaces::SANDBOX, cgroup);
+        if !matches!(forked, Ok(Fork::Child)) {
+            step("act as", "root again", act_as(0))?;
+        }
         let (child, pidfd) = match step("create the namespaces", "", forked)? {
             Fork::Child => {
                 let lock = ids.map(|(file, _)| OwnedFd::from(file));
@@ -282,6 +292,17 @@ impl Launcher {
     }
 }
 
+/// Gives up being spared by the OOM killer. Anybody may raise this; only root may lower it again.
+fn bear_ones_share() -> io::Result<()> {
+    const SCORE: &str = "/proc/self/oom_score_adj";
+    if is_spared(&std::fs::read_to_string(SCORE)?) { std::fs::write(SCORE, "0") } else { Ok(()) }
+}
+
+/// Reports whether a score keeps the OOM killer away. A positive one is the caller's wish, and stays.
+fn is_spared(score: &str) -> bool {
+    score.trim_start().starts_with('-')
+}
+
 /// Tells an error that leaves the socket as good as before from one that ends the conversation.
 pub(crate) fn is_about_one_message(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::InvalidData)
@@ -341,4 +362,15 @@ fn proc_file(child: Pid, file: &str) -> String {
 pub(crate) fn drain(signals: &OwnedFd) {
     let mut buffer = [0; 1024];
     while rustix::io::read(signals, &mut buffer).is_ok_and(|length| length > 0) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_negative_score_is_raised() {
+        assert!(is_spared("-1\n") && is_spared("-1000\n"));
+        assert!(!is_spared("0\n") && !is_spared("500\n"));
+    }
 }

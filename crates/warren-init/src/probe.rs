@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, Ipv4Addr, SocketAddrV4, SocketFlags, SocketType};
 use warren_init::plan::WORKLOAD_ID;
 use warren_init::protocol::{self, Tries, Try};
 use warren_sys::process::{self, Fork, Namespaces};
@@ -12,15 +12,16 @@ use warren_sys::{cred, fd, keyring};
 
 use crate::exec::Starter;
 
-/// Answers on `reply` from a process with the rights of a command.
-pub(crate) fn run(starter: &Starter, reply: &OwnedFd) {
+/// Answers on `reply` from a process with the rights of a command. Somebody listens on `port` of the
+/// host's loopback.
+pub(crate) fn run(starter: &Starter, reply: &OwnedFd, port: u16) {
     match process::fork(&starter.proof, Namespaces::NONE, None) {
         Ok(Fork::Child) => {
             let ready = fd::close_all_except(&[reply]).is_ok()
                 && cred::become_only(WORKLOAD_ID).is_ok()
                 && starter.install_filters().is_ok();
             if ready {
-                let _ = protocol::send(reply, &Tries(tries()), &[]);
+                let _ = protocol::send(reply, &Tries(tries(port)), &[]);
             }
             process::exit_now(0)
         }
@@ -30,7 +31,7 @@ pub(crate) fn run(starter: &Starter, reply: &OwnedFd) {
     }
 }
 
-fn tries() -> Vec<Try> {
+fn tries(port: u16) -> Vec<Try> {
     let mut tries = Vec::new();
     let mut note = |name: &str, result: Result<(), Errno>| {
         let errno = result.err().map_or(0, Errno::raw_os_error);
@@ -49,6 +50,16 @@ fn tries() -> Vec<Try> {
     ] {
         let opened = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None);
         note(name, opened.map(drop));
+    }
+    for (name, kind, address, port) in [
+        ("udp to 192.0.2.1", SocketType::DGRAM, Ipv4Addr::new(192, 0, 2, 1), 9),
+        ("tcp to 192.0.2.1", SocketType::STREAM, Ipv4Addr::new(192, 0, 2, 1), 9),
+        ("tcp to the host's 127.0.0.1", SocketType::STREAM, Ipv4Addr::LOCALHOST, port),
+    ] {
+        let socket =
+            rustix::net::socket_with(AddressFamily::INET, kind, SocketFlags::CLOEXEC, None);
+        let to = SocketAddrV4::new(address, port);
+        note(name, socket.and_then(|socket| rustix::net::connect(&socket, &to)));
     }
     for (name, path, flags) in [
         ("write /proc/sys", c"/proc/sys/kernel/core_pattern", OFlags::WRONLY),

@@ -71,7 +71,10 @@ pub enum Request {
     /// Let them go on; answered by [`Done`].
     Resume,
     /// Try every wall from where a command stands; answered by [`Tries`].
-    Probe,
+    Probe {
+        /// Where somebody listens on the host's own loopback.
+        port: u16,
+    },
     /// Say how things are, to one who was not there; answered by [`Standing`].
     Hello,
     /// End the sandbox; the socket closes when it is over.

@@ -31,6 +31,20 @@ pub fn leave_groups() -> io::Result<()> {
     Ok(set_thread_groups(&[])?)
 }
 
+/// Takes `id` as effective user and keeps every capability; the real and saved ones are root's.
+///
+/// A user namespace belongs to the effective user of whoever makes it, and the kernel adds what is
+/// used inside (inotify instances, pending signals, message queues) to the account of that user
+/// outside, too. See user_namespaces(7) and namespaces(7), "the /proc/sys/user directory".
+pub fn act_as(id: u32) -> io::Result<()> {
+    set_thread_res_uid(Uid::ROOT, Uid::from_raw(id), Uid::ROOT)?;
+    // Leaving uid 0 empties the effective set alone.
+    let sets = capabilities(None)?;
+    set_capabilities(None, CapabilitySets { effective: sets.permitted, ..sets })?;
+    // The kernel takes it for a setuid program now; a copy of this one may read its own /proc files.
+    Ok(rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::Dumpable)?)
+}
+
 /// Checks permissions on files as `id` until told otherwise; returns the id before.
 pub fn check_files_as(id: u32) -> u32 {
     // SAFETY: setfsuid takes an integer, changes only the calling thread, and cannot fail in a way

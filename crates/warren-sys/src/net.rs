@@ -4,7 +4,9 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use rustix::net::{
+    AddressFamily, Ipv4Addr, SocketAddrV4, SocketFlags, SocketType, connect, socket_with,
+};
 
 /// Brings up the loopback interface of this network namespace. See netdevice(7).
 #[expect(clippy::cast_possible_truncation, reason = "flags that fit the narrow field of ifreq")]
@@ -48,4 +50,12 @@ pub fn namespace_of(socket: impl AsFd) -> io::Result<Option<u64>> {
 /// Returns the same of the network namespace of this thread.
 pub fn own_namespace() -> io::Result<Option<u64>> {
     namespace_of(socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)
+}
+
+/// Asks this network namespace for a way out, and sends nothing. `ENETUNREACH`: there is none.
+///
+/// A datagram socket is connected by a route alone. The address is nobody's: RFC 5737.
+pub fn find_way_out() -> io::Result<()> {
+    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    Ok(connect(&socket, &SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 9))?)
 }

@@ -295,6 +295,23 @@ mod tests {
     }
 
     #[test]
+    fn the_limit_of_cores_can_be_asked_for_and_not_changed() {
+        const CORE: u64 = 4;
+        for profile in PROFILES_BY_STRICTNESS {
+            // A pointer to 4 GiB has a low half of zero.
+            for new in [0x7fff_0000, 1 << 32] {
+                for resource in [CORE, CORE | 1 << 32] {
+                    assert_eq!(ask(profile, "prlimit64", &[0, resource, new]), ENOSYS);
+                }
+                assert_eq!(ask(profile, "prlimit64", &[0, CORE + 1, new]), Action::Allow);
+            }
+            assert_eq!(ask(profile, "prlimit64", &[0, CORE, 0, 0x7fff_0000]), Action::Allow);
+            assert_eq!(ask(profile, "setrlimit", &[CORE, 0x7fff_0000]), ENOSYS);
+            assert_eq!(ask(profile, "setrlimit", &[CORE + 1, 0x7fff_0000]), Action::Allow);
+        }
+    }
+
+    #[test]
     fn no_profile_leaves_a_set_uid_file_or_a_device() {
         const O_CREAT: u64 = 0o100;
         const O_TMPFILE: u64 = 0o20_000_000;

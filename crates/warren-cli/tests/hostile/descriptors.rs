@@ -14,6 +14,7 @@ hostile! {
     a_command_starts_in_a_directory_of_the_sandbox,
     a_hostile_working_directory_is_refused_or_resolved_inside,
     the_callers_environment_stays_outside,
+    no_descriptor_of_the_host_is_passed_in,
 }
 
 // D1
@@ -130,4 +131,27 @@ fn the_callers_environment_stays_outside(host: &Host) {
         asked.detail.contains("TOKEN=canary-s3cret"),
         "control: what is asked for enters: {asked:?}"
     );
+}
+
+// D6
+fn no_descriptor_of_the_host_is_passed_in(host: &Host) {
+    let dir = host.open_dir("sockets");
+    let secret = host.file("secret", 0o600, "s3cret");
+    let giver = host.bare_root().start(&[format!("give-fd {dir}/socket {secret}")]);
+    assert_eq!(giver.ready[0].result, "OK", "control: {:?}", giver.ready);
+    let take = format!("take-fd {dir}/socket");
+    let taken = host.bare().ask(&take);
+    assert_eq!((taken.result.as_str(), taken.field("text")), ("OK", "s3cret"), "control");
+    let away = "take-fd /proc/1/root/var/tmp/socket".to_owned();
+    for profile in ["default", "strict", "permissive"] {
+        let sandbox = host.sandbox().with(&format!("--profile {profile}"));
+        sandbox.refuses(&[&take, &away], &["ENOENT", "EACCES", "ECONNREFUSED"]);
+        // Init holds the only socket that leads out, and lets nobody see it.
+        assert_eq!(sandbox.ask("foreign-fds").result, "none");
+        let listening = sandbox.ask("read /proc/net/unix");
+        assert!(!listening.detail.contains('/'), "{profile}: a socket with a name: {listening:?}");
+    }
+    // Whoever binds a directory gives away the sockets in it, and what their owners pass: SECURITY.md.
+    let bound = host.sandbox().with(&format!("--ro {dir}")).ask(&take);
+    assert_eq!(bound.result, "OK", "control: the attempt is made rightly inside too: {bound:?}");
 }

@@ -3,8 +3,11 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
+
+use rustix::fs::RenameFlags;
 
 use crate::host::{Feature, Host, Who, require};
 
@@ -21,6 +24,11 @@ hostile! {
     a_link_or_rename_does_not_cross_into_a_shared_mount,
     a_directory_moved_out_of_a_bind_does_not_lead_above_it,
     a_link_left_in_a_bind_is_not_followed_by_the_next_sandbox,
+    links_planted_where_set_up_walks_are_refused_and_change_nothing,
+    a_link_swapped_in_during_the_start_is_never_followed,
+    marks_of_the_overlay_cannot_be_forged,
+    an_archive_unpacks_inside_or_not_at_all,
+    a_bound_file_that_is_none_blocks_nobody,
     the_host_is_not_named_inside,
 }
 
@@ -260,6 +268,222 @@ fn a_link_left_in_a_bind_is_not_followed_by_the_next_sandbox(host: &Host) {
         assert!(!ended.text().contains("s3cret"), "{name}: {ended:?}");
         ended.assert_clean_error(name);
     }
+}
+
+/// The names under which set-up makes or mounts something of its own.
+const SET_UP: [&str; 8] = ["resolv.conf", "null", "console", "pts", "proc", "sys", "tmp", "work"];
+
+// F10: every sandbox has a new root, so that what one plants is found by the next in binds alone.
+fn links_planted_where_set_up_walks_are_refused_and_change_nothing(host: &Host) {
+    let (kept, plain) = (host.open_dir("kept"), host.open_dir("plain"));
+    host.file("plain/file", 0o644, "plain");
+    let away = host.open_dir("elsewhere");
+    let secret = host.file("elsewhere/file", 0o644, "s3cret");
+    host.give(&host.path("kept"));
+    let owner = |path: &str| fs::symlink_metadata(path).map(|m| (m.uid(), m.gid(), m.mode()));
+    let before = (state_of(&secret), owner(&away).unwrap());
+    let plant = |script: &str| {
+        let place = host.sandbox().with(&format!("--rw {kept}"));
+        let script = format!("cd {kept} && for n in {}; do {script}; done", SET_UP.join(" "));
+        assert_eq!(place.run(&["sh", "-c", &script]).code, Some(0), "control: they can be planted");
+    };
+    let below = |name: &str| {
+        let place =
+            host.sandbox().with(&format!("--bind {kept}:/data --bind {plain}:/data/{name}"));
+        place.run(&["cat", &format!("/data/{name}/file")])
+    };
+    plant("mkdir $n");
+    for name in SET_UP {
+        assert_eq!(below(name).text(), "plain", "control: {name} as a directory");
+    }
+    plant(&format!("rmdir $n && ln -s {away} $n"));
+    for name in SET_UP {
+        let ended = below(name);
+        ended.assert_clean_error(name);
+        assert!(!ended.text().contains("s3cret"), "{name}: {ended:?}");
+    }
+    // The whole of a planted directory over what set-up furnishes.
+    plant(&format!("rm $n && ln -s {secret} $n"));
+    for target in ["/etc", "/tmp", "/workspace", "/home/user", "/var/tmp", "/run", "/opt"] {
+        let place = host.sandbox().flag(format!("--bind={kept}:{target}"));
+        let ended = place.run(&["sh", "-c", &format!("cat {target}/*; echo x > {target}/tmp")]);
+        assert!(!ended.text().contains("s3cret"), "{target}: {ended:?}");
+        assert!(ended.code.is_some(), "{target}: {ended:?}");
+    }
+    assert_eq!((state_of(&secret), owner(&away).unwrap()), before, "as it was, and nobody else's");
+}
+
+// F11
+fn a_link_swapped_in_during_the_start_is_never_followed(host: &Host) {
+    let tries: u32 = std::env::var("WARREN_RACES").map_or(40, |n| n.parse().unwrap());
+    let (kept, away) = (host.open_dir("kept"), host.open_dir("elsewhere"));
+    host.file("elsewhere/file", 0o644, "s3cret");
+    host.open_dir("kept/turning");
+    host.file("kept/turning/file", 0o644, "plain");
+    std::os::unix::fs::symlink(&away, host.path("kept/trap")).unwrap();
+    let dir = fs::File::open(&kept).unwrap();
+    let stop = AtomicBool::new(false);
+    let (mut followed, mut seen, mut refused) = (0, 0, 0);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let swap = RenameFlags::EXCHANGE;
+                rustix::fs::renameat_with(&dir, "turning", &dir, "trap", swap).unwrap();
+                // Long enough for either to be found, short enough to change between two looks.
+                thread::sleep(Duration::from_micros(300));
+            }
+        });
+        let tried = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for _ in 0..tries {
+                for _ in 0..20 {
+                    let naive = fs::read_to_string(host.path("kept/turning/file"));
+                    followed += u32::from(naive.is_ok_and(|text| text == "s3cret"));
+                }
+                for place in [
+                    host.sandbox().with(&format!("--bind {kept}/turning:/data --workdir /data")),
+                    host.sandbox().with(&format!("--bind {kept}:/data --workdir /data/turning")),
+                ] {
+                    let ended = place.run(&["cat", "file"]);
+                    assert!(!ended.text().contains("s3cret"), "it was followed: {ended:?}");
+                    match ended.text().as_str() {
+                        "plain" => seen += 1,
+                        _ => refused += 1,
+                    }
+                    if ended.code != Some(0) {
+                        assert!(!ended.stderr.contains("panicked"), "{ended:?}");
+                    }
+                }
+            }
+        }));
+        stop.store(true, Ordering::Relaxed);
+        tried.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+    eprintln!(
+        "{seen} starts found the directory, {refused} the link; a naive reader fell for it {followed} times"
+    );
+    assert!(followed > 0, "control: who follows links does get there");
+    assert!(seen > 0 && refused > 0, "control: both were found: {seen}, {refused}");
+}
+
+// F12
+fn marks_of_the_overlay_cannot_be_forged(host: &Host) {
+    let layers = host.open_dir("layers");
+    // Control: on an upper layer of their own, out of reach of the overlay, the marks do their work.
+    let script = format!(
+        "set -e; cd {layers}; mount -t tmpfs none .; mkdir lower upper work merged lower/inner upper/outer; \
+         echo s3cret > lower/inner/file; \
+         {probe} setxattr-as upper/outer trusted.overlay.redirect /inner > /dev/null; \
+         mount -t overlay -o redirect_dir=on,lowerdir=lower,upperdir=upper,workdir=work none merged; \
+         cat merged/outer/file",
+        probe = host.at("probe"),
+    );
+    let control = host.bare_mounts().run(&["sh", "-c", &script]);
+    assert_eq!(
+        control.text(),
+        "s3cret\n",
+        "control: a redirect leads to the lower layer: {control:?}"
+    );
+    host.bare_root().allows(&[
+        format!("setxattr-as {layers} trusted.overlay.opaque y"),
+        format!("whiteout {layers}/gone"),
+    ]);
+    let marks = ["redirect", "opaque", "origin", "metacopy", "impure", "upper", "whiteouts"];
+    for profile in ["default", "strict", "permissive"] {
+        let sandbox = host.sandbox().with(&format!("--profile {profile}"));
+        let trusted =
+            marks.map(|mark| format!("setxattr-as /workspace trusted.overlay.{mark} /etc"));
+        sandbox.refuses(&trusted, &["EPERM", "EOPNOTSUPP"]);
+        let places = ["/workspace", "/tmp", "/dev/shm", "/home/user", "/var/tmp"];
+        sandbox.refuses(&places.map(|dir| format!("whiteout {dir}/gone")), &["EPERM"]);
+        // What a user may call an attribute the overlay keeps for the user, and does not heed: what is
+        // looked up anew after it was set, under another name, is still the empty directory.
+        let mut lines = vec!["mkdir /workspace/a".to_owned(), "mkdir /workspace/a/b".to_owned()];
+        lines.extend(
+            marks.map(|mark| format!("setxattr-as /workspace/a/b user.overlay.{mark} /etc")),
+        );
+        lines.push("rename /workspace/a /workspace/c".to_owned());
+        let found = lines.len();
+        lines.extend(["list /workspace/c/b".to_owned(), "read /workspace/c/b/passwd".to_owned()]);
+        let answers = sandbox.ask_all(&lines);
+        assert_eq!(answers[found - 1].result, "OK", "control: it is renamed: {answers:?}");
+        assert_eq!(answers[found].number("count"), 0, "{profile}: {answers:?}");
+        assert_eq!(answers[found + 1].result, "ENOENT", "{profile}: {answers:?}");
+    }
+}
+
+// F14
+fn an_archive_unpacks_inside_or_not_at_all(host: &Host) {
+    let (image, escape) = (host.open_dir("image"), host.at("escaped"));
+    let secret = host.file("secret", 0o644, "s3cret");
+    let given = host.open_dir("given");
+    let script = format!(
+        "set -e; cd {image}; echo out > up; cp {probe} suid; chmod 6755 suid; mknod -m 666 node c 1 11; \
+         ln -s {secret} absolute; ln -s ../../../../../../../..{secret} climbing; mkfifo -m 666 fifo; \
+         tar -P --transform 's,^up$,../../../../../../../..{escape},' -cf {given}/image.tar *; \
+         head -c 64M /dev/zero > zeros; tar -czf {given}/bomb.tar zeros; mkdir many; cd many; \
+         seq 20000 | xargs touch; tar -cf {given}/many.tar .",
+        probe = host.at("probe"),
+    );
+    let made = host.bare_root().run(&["sh", "-c", &script]);
+    assert_eq!(made.code, Some(0), "control: the archives can be made: {made:?}");
+    let unpack = "cd $1; tar -P -xf $2/image.tar; test -e node && echo node; test -u suid && echo suid; \
+        cat absolute climbing 2>&1; tar -xf $2/bomb.tar && echo bomb; rm -f zeros; tar -xf $2/many.tar && echo many; true";
+    let unpack = |place: crate::host::Place<'_>, to: &str| {
+        place.run(&["sh", "-c", unpack, "sh", to, &given]).text()
+    };
+    let there = host.open_dir("there");
+    let control = unpack(host.bare_root(), &there);
+    for found in ["node", "suid", "s3cret", "bomb", "many"] {
+        assert!(control.contains(found), "control: on the host there is {found}: {control}");
+    }
+    assert!(Path::new(&escape).exists(), "control: on the host it climbs");
+    fs::remove_file(&escape).unwrap();
+    for to in ["/workspace", "/tmp"] {
+        let place = host.sandbox().with(&format!("--ro {given} --disk 16M --timeout 60s"));
+        let inside = unpack(place, to);
+        for found in ["node\n", "s3cret", "bomb\n", "many\n"] {
+            assert!(!inside.contains(found), "{to}: {found} from {inside}");
+        }
+        assert!(!Path::new(&escape).exists(), "{to}: it climbed out");
+    }
+    // The image itself, not packed.
+    let bound = host.sandbox().with(&format!("--ro {image}"));
+    bound.refuses(&[format!("read {image}/node")], REFUSED);
+    let links = [format!("read {image}/absolute"), format!("read {image}/climbing")];
+    host.bare_root().allows(&links);
+    bound.refuses(&links, ABSENT);
+}
+
+// F15
+fn a_bound_file_that_is_none_blocks_nobody(host: &Host) {
+    let script = "set -e; mkfifo -m 666 fifo; mknod -m 666 device c 1 11; truncate -s 1T sparse; chmod 644 sparse";
+    let made = host.bare_root().cwd(host.path("")).run(&["sh", "-c", script]);
+    assert_eq!(made.code, Some(0), "control: {made:?}");
+    let _listener = std::os::unix::net::UnixListener::bind(host.path("socket")).unwrap();
+    let fifo = host.at("fifo");
+    let stuck = host.bare_root().run(&["timeout", "1", "cat", &fifo]);
+    assert_eq!(stuck.code, Some(124), "control: whoever opens it waits: {stuck:?}");
+    for name in ["fifo", "device", "sparse", "socket"] {
+        let path = host.at(name);
+        for bind in [format!("--ro={path}"), format!("--bind={path}:/opt/it")] {
+            let ended = host.sandbox().flag(bind).run(&["echo", "here"]);
+            assert_eq!(ended.text(), "here\n", "{name}: {ended:?}");
+            assert!(ended.took < Duration::from_secs(20), "{name}: {ended:?}");
+        }
+        // As a directory to start in, or as the program, it is an error and no wait.
+        let place = host.sandbox().with(&format!("--ro {path}"));
+        place.clone().flag(format!("--workdir={path}")).run(&["true"]).assert_clean_error(name);
+        place.run(&[&path]).assert_clean_error(name);
+    }
+    let reads = ["device", "socket"].map(|name| format!("read {}", host.at(name)));
+    let place =
+        host.sandbox().with(&format!("--ro {} --ro {}", host.at("device"), host.at("socket")));
+    place.refuses(&reads, &["EACCES", "ENXIO"]);
+    let waits = host.sandbox().with(&format!("--ro {fifo} --timeout 1s")).run(&["cat", &fifo]);
+    assert_eq!(waits.code, Some(124), "a command that waits is ended in time: {waits:?}");
+    let large = format!("cat {} > /tmp/copy", host.at("sparse"));
+    let place = host.sandbox().with(&format!("--ro {} --disk 16M", host.at("sparse")));
+    assert_ne!(place.run(&["sh", "-c", &large]).code, Some(0), "a terabyte does not fit");
 }
 
 // F16

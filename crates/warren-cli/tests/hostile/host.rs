@@ -259,7 +259,8 @@ impl Host {
     /// The host itself, as root: where attempts succeed.
     pub(crate) fn bare_root(&self) -> Place<'_> {
         let cwd = self.path("home");
-        Place { host: self, who: Who::Root, around: vec![], warren: None, env: vec![], cwd }
+        let (outer, around, env) = (vec![], vec![], vec![]);
+        Place { host: self, who: Who::Root, outer, around, warren: None, env, cwd }
     }
 
     /// The host as root in a mount namespace of its own, for attempts that would harm the host.
@@ -455,6 +456,7 @@ pub(crate) fn namespaces(pid: i32) -> Vec<(String, String)> {
 pub(crate) struct Place<'h> {
     host: &'h Host,
     who: Who,
+    outer: Vec<OsString>,
     around: Vec<OsString>,
     warren: Option<Vec<OsString>>,
     env: Vec<(OsString, OsString)>,
@@ -472,6 +474,12 @@ impl Place<'_> {
     /// Adds one flag as it is.
     pub(crate) fn flag(mut self, flag: impl Into<OsString>) -> Self {
         self.warren.as_mut().expect("only a sandbox has flags").push(flag.into());
+        self
+    }
+
+    /// Puts a command around everything that is run here, as root.
+    pub(crate) fn within<S: AsRef<OsStr>>(mut self, command: impl IntoIterator<Item = S>) -> Self {
+        self.outer.extend(command.into_iter().map(|s| s.as_ref().to_owned()));
         self
     }
 
@@ -495,7 +503,7 @@ impl Place<'_> {
 
     /// The command line that runs `args` here.
     pub(crate) fn command<S: AsRef<OsStr>>(&self, args: &[S]) -> Command {
-        let mut words: Vec<OsString> = vec![];
+        let mut words = self.outer.clone();
         if self.who == Who::Nobody {
             words.extend(
                 "setpriv --reuid 65534 --regid 65534 --clear-groups".split(' ').map(Into::into),

@@ -242,7 +242,24 @@ fn no_device_of_the_host_is_in_dev(host: &Host) {
         btrfs-control zram0 rtc0 snapshot autofs nvram vga_arbiter cpu_dma_latency";
     let reads: Vec<_> = nodes.split_whitespace().map(|n| format!("stat /dev/{n}")).collect();
     host.sandbox().refuses(&reads, &["ENOENT", "ENOTDIR"]);
+    // A host whose /dev has one of each, for those that this one has not.
+    let furnished = furnished_dev(host, nodes);
+    host.bare().within(&furnished).allows(&reads);
+    host.sandbox().within(&furnished).refuses(&reads, &["ENOENT", "ENOTDIR"]);
     host.sandbox().allows(&["read /dev/urandom", "write /dev/zero"]);
+}
+
+/// A command that runs another where `/dev` has a file of every one of these names.
+fn furnished_dev(host: &Host, nodes: &str) -> Vec<String> {
+    let dev = host.open_dir("dev");
+    let own = "null zero full random urandom tty ptmx";
+    let script = format!(
+        "set -e; mount --make-rprivate /; mount -t tmpfs none {dev}; cd {dev}; mkdir pts shm; \
+         for n in {own}; do cp -a /dev/$n .; done; mount --bind /dev/pts pts; \
+         for n in {nodes}; do mkdir -p $(dirname $n); echo x > $n; chmod 644 $n; done; \
+         mount --move {dev} /dev; exec \"$@\""
+    );
+    ["unshare", "--mount", "sh", "-c", &script, "sh"].map(str::to_owned).to_vec()
 }
 
 // V2

@@ -221,7 +221,7 @@ fn status(pid: i32, keys: &[&str]) -> Vec<(String, String)> {
 }
 
 /// The processes of the sandbox: those below the client that live in another pid namespace.
-fn inside(client: i32) -> Vec<i32> {
+pub(crate) fn inside(client: i32) -> Vec<i32> {
     let ours = fs::read_link("/proc/self/ns/pid").unwrap();
     let below = descendants_of(client).into_iter();
     below

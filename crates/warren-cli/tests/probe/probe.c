@@ -26,6 +26,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
+#include <sys/inotify.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
@@ -965,6 +967,14 @@ static void c_eat_hidden(char **a) {
     } else if (!strcmp(a[1], "shared")) {
         if (touch(mib << 20, MAP_SHARED) < 0) return say(verdict(-1), "");
         done = mib;
+    } else if (!strcmp(a[1], "dropped")) {
+        // The pages stay in the segment; that nobody has them mapped is all that the process sees to.
+        for (; done < mib; done += 4, nap(5)) {
+            char *at = mmap(NULL, 4 << 20, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+            if (at == MAP_FAILED) return say(verdict(-1), "mib=%ld", done);
+            for (int i = 0; i < 4 << 20; i += 4096) at[i] = 1;
+            madvise(at, 4 << 20, MADV_DONTNEED);
+        }
     } else {
         int ids[256], count = 0;
         for (; done < mib && count < 256; done += 8) {
@@ -1187,7 +1197,264 @@ static void c_all_bytes(char **a) {
         if (write(1, bytes, 256) != 256) return;
 }
 
+// --- what the kernel has so much of for each user ---
+
+static void hold(void) {
+    char byte;
+    while (read(0, &byte, 1) > 0) {}
+}
+static void c_inotify(char **a) { (void)a, answer(inotify_init1(0)); }
+// Each `hold-*` takes all it can get, says how much that was and what refused the next, and keeps it.
+static void c_hold_inotify(char **a) {
+    (void)a;
+    int count = 0;
+    while (inotify_init1(0) >= 0) count++;
+    say(errname(errno), "count=%d", count);
+    hold();
+}
+static int queue_signal(void) {
+    union sigval none = {0};
+    return sigqueue(getpid(), SIGRTMIN, none);
+}
+static void block_signal(void) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGRTMIN);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+}
+static void c_queue_signal(char **a) {
+    (void)a;
+    block_signal();
+    answer(queue_signal());
+}
+static void c_hold_signals(char **a) {
+    (void)a;
+    block_signal();
+    long count = 0;
+    while (queue_signal() == 0) count++;
+    say(errname(errno), "count=%ld", count);
+    hold();
+}
+static int pipe_size(void) {
+    int ends[2];
+    return pipe(ends) < 0 ? -1 : fcntl(ends[0], F_GETPIPE_SZ);
+}
+static void c_pipe(char **a) {
+    (void)a;
+    int size = pipe_size();
+    say(verdict(size), "size=%d", size);
+}
+// hold-pipes PROCS: until a pipe is smaller than it should be, or no process has a descriptor left.
+static void c_hold_pipes(char **a) {
+    int report[2], least = 1 << 30, size;
+    if (pipe(report) < 0) return answer(-1);
+    long procs = number(arg(a, 1));
+    for (int i = 0; i < procs; i++)
+        if (fork() == 0) {
+            close(report[0]);
+            int smallest = 1 << 30;
+            for (int pipe; (pipe = pipe_size()) > 0;)
+                if (pipe < smallest) smallest = pipe;
+            if (write(report[1], &smallest, sizeof smallest) < 0) _exit(1);
+            pause();
+        }
+    for (int i = 0; i < procs && read(report[0], &size, sizeof size) == sizeof size; i++)
+        if (size < least) least = size;
+    say("OK", "least=%d", least);
+    hold();
+    kill(0, SIGKILL);
+}
+static int watch(int many, int by) {
+    struct epoll_event event = {.events = EPOLLIN};
+    return epoll_ctl(by, EPOLL_CTL_ADD, many, &event);
+}
+static void c_epoll(char **a) {
+    (void)a;
+    int ends[2];
+    answer(pipe(ends) < 0 ? -1 : watch(ends[0], epoll_create1(0)));
+}
+// hold-epoll PROCS: every descriptor watched by every other half of them, in that many processes.
+static void c_hold_epoll(char **a) {
+    int report[2], e = 0;
+    long procs = number(arg(a, 1)), total = 0, count;
+    struct { long count; int error; } one;
+    if (pipe(report) < 0) return answer(-1);
+    for (int i = 0; i < procs; i++)
+        if (fork() == 0) {
+            int fds[4096], n = 0, ends[2];
+            struct rlimit most;
+            getrlimit(RLIMIT_NOFILE, &most);
+            for (int half = most.rlim_cur / 2; n < half && n < 4096 && pipe(ends) == 0; n += 2)
+                fds[n] = ends[0], fds[n + 1] = ends[1];
+            one.count = one.error = 0;
+            for (int by; !one.error && (by = epoll_create1(0)) >= 0;)
+                for (int k = 0; k < n; k++)
+                    if (watch(fds[k], by) == 0) one.count++;
+                    else if (errno != EPERM) one.error = errno, k = n;
+            if (write(report[1], &one, sizeof one) < 0) _exit(1);
+            pause();
+        }
+    for (count = 0; count < procs && read(report[0], &one, sizeof one) == sizeof one; count++)
+        total += one.count, e = one.error ? one.error : e;
+    say(errname(e), "count=%ld", total);
+    hold();
+    kill(0, SIGKILL);
+}
+// storm DIR MS: writes and syncs for so long; says how many bytes were on their way to a disk.
+static void c_storm(char **a) {
+    static char block[1 << 16];
+    char path[PATH_MAX], text[1024];
+    snprintf(path, sizeof path, "%s/storm", arg(a, 1));
+    int fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+    if (fd < 0) return answer(-1);
+    long rounds = 0;
+    for (long end = now_ms() + number(arg(a, 2)); now_ms() < end; rounds++) {
+        if (pwrite(fd, block, sizeof block, rounds % 64 * sizeof block) < 0 || fsync(fd) < 0) return answer(-1);
+        sync_file_range(fd, 0, 0, 0);
+    }
+    sync();
+    unlink(path);
+    if (slurp("/proc/self/io", text, sizeof text) < 0) return answer(-1);
+    char *line = strstr(text, "\nwrite_bytes: ");
+    say("OK", "rounds=%ld disk_bytes=%ld", rounds, line ? number(line + 14) : -1);
+}
+// look-up DIR COUNT: names that are not there; the kernel remembers each of them.
+static void c_look_up(char **a) {
+    char path[PATH_MAX];
+    struct stat s;
+    for (long i = 0; i < number(arg(a, 2)); i++) {
+        snprintf(path, sizeof path, "%s/absent-%ld", arg(a, 1), i);
+        stat(path, &s);
+    }
+    say("OK", "");
+}
+
+// --- more of life and death ---
+
+static char state_of(pid_t pid) {
+    char path[64], text[512];
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    if (slurp(path, text, sizeof text) < 0) return '?';
+    char *end = strrchr(text, ')');
+    return end ? end[2] : '?';
+}
+// stuck traced|stopped: a parent in vfork, which no signal but KILL reaches, and a child that never goes on.
+static void c_stuck(char **a) {
+    int report[2];
+    if (pipe(report) < 0) return answer(-1);
+    bool traced = !strcmp(arg(a, 1), "traced");
+    pid_t parent = fork();
+    if (parent == 0) {
+        deafen();
+        if (vfork() == 0) {
+            pid_t own = getpid();
+            if (traced && ptrace(PTRACE_TRACEME, 0, 0, 0) < 0) own = -errno;
+            if (write(report[1], &own, sizeof own) < 0) _exit(1);
+            signal(SIGSTOP, SIG_DFL);
+            for (;;) raise(SIGSTOP);
+        }
+        for (;;) pause();
+    }
+    pid_t child = 0;
+    if (read(report[0], &child, sizeof child) < 0 || child < 0) return say(errname(-child), "");
+    nap(200);
+    say("OK", "parent=%c child=%c", state_of(parent), state_of(child));
+    for (;;) pause();
+}
+// crash as-is|lowered: dies so that a core would be written, with the limit as it is or as 0.
+static void c_crash(char **a) {
+    struct rlimit none = {0, 0};
+    if (!strcmp(arg(a, 1), "lowered")) {
+        void *low = mmap((void *)0x100000000UL, 4096, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+        if (low == MAP_FAILED) _exit(4);
+        memcpy(low, &none, sizeof none);
+        syscall(SYS_setrlimit, RLIMIT_CORE, &none);
+        syscall(SYS_prlimit64, 0, RLIMIT_CORE, &none, NULL);
+        syscall(SYS_prlimit64, 0, 0xdead00000000UL | RLIMIT_CORE, &none, NULL);
+        syscall(SYS_prlimit64, getpid(), RLIMIT_CORE, low, NULL);
+    }
+    struct rlimit now;
+    getrlimit(RLIMIT_CORE, &now);
+    say("OK", "soft=%ld hard=%ld", (long)now.rlim_cur, (long)now.rlim_max);
+    signal(SIGABRT, SIG_DFL);
+    abort();
+}
+
+// filters PID FILE: writes the seccomp programs of a process to FILE.0, FILE.1 and so on, the newest first.
+static void c_filters(char **a) {
+    static unsigned char program[4096 * 8];
+    char path[PATH_MAX];
+    pid_t pid = number(arg(a, 1));
+    if (ptrace(PTRACE_ATTACH, pid, 0, 0) < 0) return say(verdict(-1), "step=attach");
+    waitpid(pid, NULL, __WALL);
+    long count = 0, length, e;
+    for (; (length = ptrace(0x420c /* PTRACE_SECCOMP_GET_FILTER */, pid, count, program)) > 0; count++) {
+        snprintf(path, sizeof path, "%s.%ld", arg(a, 2), count);
+        int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+        if (write(fd, program, length * 8) != length * 8) _exit(3);
+        close(fd);
+    }
+    e = errno;
+    ptrace(PTRACE_DETACH, pid, 0, 0);
+    say(count ? "OK" : errname(e), "count=%ld", count);
+}
+
+// --- layers and descriptors ---
+
+static void c_setxattr_as(char **a) {
+    answer(setxattr(arg(a, 1), arg(a, 2), arg(a, 3), strlen(arg(a, 3)), 0));
+}
+static void c_whiteout(char **a) { answer(mknod(arg(a, 1), S_IFCHR | 0600, makedev(0, 0))); }
+static int unix_socket(const char *path, struct sockaddr_un *at) {
+    *at = (struct sockaddr_un){.sun_family = AF_UNIX};
+    strncpy(at->sun_path, path, sizeof at->sun_path - 1);
+    return socket(AF_UNIX, SOCK_STREAM, 0);
+}
+// give-fd SOCKET FILE: passes an open FILE to whoever connects.
+static void c_give_fd(char **a) {
+    struct sockaddr_un at;
+    int by = unix_socket(arg(a, 1), &at), file = open(arg(a, 2), O_RDONLY);
+    if (file < 0 || bind(by, (void *)&at, sizeof at) < 0 || chmod(a[1], 0777) < 0 || listen(by, 8) < 0)
+        return answer(-1);
+    say("OK", "");
+    for (;;) {
+        struct pollfd p[2] = {{by, POLLIN, 0}, {0, POLLIN, 0}};
+        if (poll(p, 2, -1) < 0 || p[1].revents) break;
+        int to = accept(by, NULL, NULL);
+        char space[CMSG_SPACE(sizeof file)] = "";
+        struct iovec byte = {"x", 1};
+        struct msghdr message = {.msg_iov = &byte, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space};
+        struct cmsghdr *head = CMSG_FIRSTHDR(&message);
+        head->cmsg_level = SOL_SOCKET, head->cmsg_type = SCM_RIGHTS, head->cmsg_len = CMSG_LEN(sizeof file);
+        memcpy(CMSG_DATA(head), &file, sizeof file);
+        sendmsg(to, &message, 0);
+        close(to);
+    }
+    unlink(a[1]);
+}
+// take-fd SOCKET: connects, takes a descriptor and reads from it.
+static void c_take_fd(char **a) {
+    struct sockaddr_un at;
+    int from = unix_socket(arg(a, 1), &at), file = -1;
+    if (connect(from, (void *)&at, sizeof at) < 0) return say(verdict(-1), "step=connect");
+    char space[CMSG_SPACE(sizeof file)] = "", got[1], text[256] = "";
+    struct iovec byte = {got, 1};
+    struct msghdr message = {.msg_iov = &byte, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space};
+    if (recvmsg(from, &message, 0) < 0) return say(verdict(-1), "step=receive");
+    struct cmsghdr *head = CMSG_FIRSTHDR(&message);
+    if (!head || head->cmsg_type != SCM_RIGHTS) return say("none", "step=receive");
+    memcpy(&file, CMSG_DATA(head), sizeof file);
+    ssize_t n = pread(file, text, sizeof text - 1, 0);
+    say(verdict(n), "text=%s", text);
+}
+
 static const struct { const char *name; void (*run)(char **); } cases[] = {
+    {"inotify", c_inotify}, {"hold-inotify", c_hold_inotify}, {"queue-signal", c_queue_signal},
+    {"hold-signals", c_hold_signals}, {"pipe", c_pipe}, {"hold-pipes", c_hold_pipes}, {"epoll", c_epoll},
+    {"hold-epoll", c_hold_epoll}, {"storm", c_storm}, {"look-up", c_look_up}, {"stuck", c_stuck}, {"crash", c_crash},
+    {"filters", c_filters},
+    {"setxattr-as", c_setxattr_as}, {"whiteout", c_whiteout}, {"give-fd", c_give_fd}, {"take-fd", c_take_fd},
     {"read", c_read}, {"write", c_write}, {"append", c_append}, {"put", c_put}, {"rewrite", c_rewrite},
     {"truncate", c_truncate}, {"chmod", c_chmod}, {"chown", c_chown}, {"unlink", c_unlink}, {"mkdir", c_mkdir},
     {"rename", c_rename}, {"link", c_link}, {"setxattr", c_setxattr}, {"stat", c_stat}, {"list", c_list},

@@ -52,7 +52,8 @@ pub struct Enforcement {
     pub warnings: Vec<String>,
 }
 
-/// One wall between a sandbox and its host, proved by trying.
+/// One wall between a sandbox and its host. Its detail says whether it was tried, or follows from a step
+/// of the set-up that may not fail.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layer {
     /// What it is: "seccomp".

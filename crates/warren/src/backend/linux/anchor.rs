@@ -80,7 +80,10 @@ impl Home {
     pub(crate) fn create(runtime: &Path, id: &SandboxId) -> Result<(Self, OwnedFd)> {
         let path = runtime.join(id.as_str());
         let made = fs::DirBuilder::new().mode(0o700).recursive(false).create(&path);
-        made.map_err(|error| SandboxError::step("create", &path, error))?;
+        made.map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => super::taken(id),
+            _ => SandboxError::step("create", &path, error),
+        })?;
         let home = Self { path };
         let listener = File::open(&home.path).and_then(|dir| socket::listen(dir, SOCKET));
         match listener {

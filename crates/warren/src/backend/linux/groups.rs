@@ -64,11 +64,11 @@ impl Groups {
         let mut groups = Self { places: Places::default(), on_drop: OnDrop::Remove };
         if let Some(base) = &support.v2 {
             let group = base.join(&name);
-            make(&group)?;
+            make(&group, id)?;
             groups.places.v2 = Some(group);
         }
         for setting in settings {
-            groups.apply(&name, setting)?;
+            groups.apply(id, setting)?;
         }
         let places = &groups.places;
         let find = |controller: &Option<Controller>| match controller.as_ref()? {
@@ -125,12 +125,12 @@ impl Groups {
         refused.into_iter().try_for_each(apply)
     }
 
-    fn apply(&mut self, name: &str, setting: &Setting) -> Result<()> {
+    fn apply(&mut self, id: &SandboxId, setting: &Setting) -> Result<()> {
         let group = match &setting.controller {
             Controller::V1(base) => {
-                let group = base.join(name);
+                let group = base.join(name(id));
                 if !self.places.v1.contains(&group) {
-                    make(&group)?;
+                    make(&group, id)?;
                     self.places.v1.push(group.clone());
                 }
                 group
@@ -176,6 +176,15 @@ impl Groups {
     pub(crate) fn cpu_time(&self) -> Option<Duration> {
         let text = cgroup::read(self.places.v2.as_ref()?, "cpu.stat").ok()?;
         cgroup::field(&text, "usage_usec").map(Duration::from_micros)
+    }
+
+    /// Returns how often the kernel made the sandbox wait because it had used up its share of a CPU.
+    pub(crate) fn throttled(&self, id: &SandboxId, controller: &Controller) -> Option<u64> {
+        let group = match controller {
+            Controller::V1(base) => base.join(name(id)),
+            Controller::V2 => self.places.v2.clone()?,
+        };
+        cgroup::field(&cgroup::read(&group, "cpu.stat").ok()?, "nr_throttled")
     }
 
     /// Ends whatever is in the groups at once, where the kernel can.
@@ -226,7 +235,9 @@ fn no_group(setting: &Setting) -> SandboxError {
     SandboxError::Internal { message: format!("no control group for {}", setting.file) }
 }
 
-fn make(group: &Path) -> Result<()> {
-    fs::create_dir(group)
-        .map_err(|error| SandboxError::step("create the control group", group, error))
+fn make(group: &Path, id: &SandboxId) -> Result<()> {
+    fs::create_dir(group).map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => super::taken(id),
+        _ => SandboxError::step("create the control group", group, error),
+    })
 }

@@ -109,7 +109,8 @@ impl Decision {
         let Some(bytes) = limit else { return };
         let Some(controller) = &support.memory else {
             self.bounds.memory = Some(bytes);
-            let by = "init watches memory, rlimit DATA on each process, no memfd, no SysV segments";
+            let by = "init watches memory that is mapped, rlimit DATA on each process, no memfd, no SysV \
+                      segments; shared memory that nobody has mapped any more is not seen";
             return self.note(Limit::Memory, limit, Bound::Nearest, by);
         };
         match controller {
@@ -164,14 +165,7 @@ impl Decision {
         let Some(controller) = &support.cpu else {
             return self.note(Limit::CpuQuota, Some(millis), Bound::Nearest, "nothing");
         };
-        let quota = millis * PERIOD_US / 1000;
-        match controller {
-            Controller::V1(_) => {
-                self.set(controller, "cpu.cfs_period_us", PERIOD_US);
-                self.set(controller, "cpu.cfs_quota_us", quota);
-            }
-            Controller::V2 => self.set(controller, "cpu.max", format!("{quota} {PERIOD_US}")),
-        }
+        self.settings.extend(cpu_quota(controller, Some(millis)));
         self.note(Limit::CpuQuota, Some(millis), Bound::Exact, controller.describe("cpu"));
     }
 
@@ -200,6 +194,25 @@ impl Decision {
         // Nothing holds a quota but a cgroup; whoever accepts that shall not read otherwise.
         self.enforced.retain(|enforced| enforced.by != "nothing");
         Ok(())
+    }
+}
+
+/// Returns what to write for a share of a CPU, in thousandths, or for none.
+pub(crate) fn cpu_quota(controller: &Controller, millis: Option<u64>) -> Vec<Setting> {
+    let quota = millis.map(|millis| (millis * PERIOD_US / 1000).to_string());
+    let set = |file, value: String| {
+        let controller = controller.clone();
+        Setting { controller, file, value, optional: false }
+    };
+    match controller {
+        Controller::V1(_) => vec![
+            set("cpu.cfs_period_us", PERIOD_US.to_string()),
+            set("cpu.cfs_quota_us", quota.unwrap_or_else(|| "-1".to_owned())),
+        ],
+        Controller::V2 => {
+            let quota = quota.unwrap_or_else(|| "max".to_owned());
+            vec![set("cpu.max", format!("{quota} {PERIOD_US}"))]
+        }
     }
 }
 

@@ -27,7 +27,7 @@ pub use execution::{Ending, Execution, Stdio};
 pub use probe::{Finding, HostReport};
 pub use sandbox::LinuxSandbox;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -72,6 +72,8 @@ struct Inner {
 #[derive(Debug, Default)]
 struct Registry {
     sandboxes: HashMap<SandboxId, LinuxSandbox>,
+    /// Those that are being made.
+    claimed: HashSet<SandboxId>,
     last_created: Option<DateTime<Utc>>,
 }
 
@@ -120,9 +122,8 @@ impl LinuxBackend {
             plan::refuse_runtime(spec, runtime)?;
         }
         let id = options.id.clone().unwrap_or_default();
-        if self.living().iter().any(|sandbox| *sandbox.id() == id) {
-            return Err(SandboxError::AlreadyExists { what: "sandbox", id: id.0 });
-        }
+        // Without a cgroup or a directory there is nothing on the host that two could not both make.
+        let _claim = Claim::new(self, &id)?;
         let runtime = match (options.persistent, &self.inner.runtime) {
             (false, _) => None,
             (true, Some(runtime)) => Some(runtime.as_path()),
@@ -170,7 +171,7 @@ impl LinuxBackend {
         let sandbox = LinuxSandbox::new(&inputs, &plan, instance, support, false);
         let mut registry = self.registry();
         registry.last_created = Some(sandbox.capabilities().created_at);
-        registry.sandboxes.insert(id, sandbox.clone());
+        registry.sandboxes.insert(id.clone(), sandbox.clone());
         Ok(sandbox)
     }
 
@@ -193,6 +194,34 @@ impl LinuxBackend {
         let mut registry = self.registry();
         registry.sandboxes.retain(|_, sandbox| !sandbox.has_ended());
         registry.sandboxes.values().map(LinuxSandbox::current).collect()
+    }
+}
+
+/// Says that there is a sandbox of this id already.
+fn taken(id: &SandboxId) -> SandboxError {
+    SandboxError::AlreadyExists { what: "sandbox", id: id.to_string() }
+}
+
+/// The right to make the sandbox of one id, which nobody else has until this value goes.
+struct Claim<'a> {
+    backend: &'a LinuxBackend,
+    id: SandboxId,
+}
+
+impl<'a> Claim<'a> {
+    fn new(backend: &'a LinuxBackend, id: &SandboxId) -> Result<Self> {
+        let mut registry = backend.registry();
+        let lives = registry.sandboxes.get(id).is_some_and(|sandbox| !sandbox.has_ended());
+        if lives || !registry.claimed.insert(id.clone()) {
+            return Err(taken(id));
+        }
+        Ok(Self { backend, id: id.clone() })
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.backend.registry().claimed.remove(&self.id);
     }
 }
 

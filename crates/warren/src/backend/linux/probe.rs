@@ -1,9 +1,12 @@
 //! Finding out what this host can enforce, by trying.
 
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
 use serde::Serialize;
 
-use super::host::Privilege;
-use super::{LinuxBackend, NAME};
+use super::host::{Controller, Privilege};
+use super::{LinuxBackend, NAME, limits};
 use crate::profile;
 use crate::{
     BackendCapabilities, Bound, Command, CreateOptions, ExecCause, ExecContext, Limit,
@@ -100,26 +103,44 @@ pub(crate) async fn examine(backend: &LinuxBackend) -> HostReport {
         }
     };
     report.note("sandbox", true, who, "");
-    let tries = sandbox.try_walls().await.unwrap_or_default();
+    let listening = Listening::start();
+    let tries = sandbox.try_walls(listening.port()).await.unwrap_or_default();
     for (layer, names) in [
         ("mounts", &["mount", "device node", "write /usr"][..]),
         ("processes", &["read /proc/1"]),
         ("proc", &["write /proc/sys", "read /proc/kcore"]),
-        ("network", &["packet socket", "raw socket", "vsock"]),
+        (
+            "network",
+            &[
+                "packet socket",
+                "raw socket",
+                "vsock",
+                "udp to 192.0.2.1",
+                "tcp to 192.0.2.1",
+                HOST_LOOPBACK,
+            ],
+        ),
         ("capabilities", &["become root", "cgroup namespace"]),
         ("seccomp", &["keyring"]),
     ] {
         let refused =
             |name: &&&str| tries.iter().any(|(tried, errno)| tried == **name && *errno != 0);
         let held = names.iter().filter(refused).count();
+        // A listener that nobody reaches shows nothing.
+        let valid = !names.contains(&HOST_LOOPBACK) || listening.is_reached();
         let detail = format!("{} refused from inside", names.join(", "));
-        report.note(layer, held == names.len(), detail, "please report this as a bug");
+        report.note(layer, valid && held == names.len(), detail, "please report this as a bug");
     }
     let enforcement = sandbox.enforcement();
     let landlock = enforcement.layers.iter().find(|layer| layer.name == "landlock");
     let detail = landlock.map_or_else(String::new, |layer| layer.detail.clone());
     report.note("landlock", landlock.is_some(), detail, "boot with lsm=landlock,...");
-    try_limits(&sandbox, &mut report).await;
+    try_limits(backend, &sandbox, &mut report).await;
+    let pattern = std::fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap_or_default();
+    let hard = rustix::process::getrlimit(rustix::process::Resource::Core).maximum;
+    let detail = format!("core_pattern is `{}`", pattern.trim().escape_debug());
+    let fix = "set kernel.core_pattern to a file or a pipe, and no hard limit of 0 on cores";
+    report.note("no core dumps", stays_inside(&pattern, hard), detail, fix);
     let resumed = sandbox.suspend().await.is_ok() && sandbox.resume().await.is_ok();
     report.note("suspend", resumed, "stopped and continued", "");
     let removed = sandbox.destroy().await;
@@ -128,7 +149,11 @@ pub(crate) async fn examine(backend: &LinuxBackend) -> HostReport {
 }
 
 /// Provokes each limit that the kernel is to hold.
-async fn try_limits(sandbox: &super::LinuxSandbox, report: &mut HostReport) {
+async fn try_limits(
+    backend: &LinuxBackend,
+    sandbox: &super::LinuxSandbox,
+    report: &mut HostReport,
+) {
     const DELEGATE: &str = "run as root, or in a delegated cgroup: systemd-run --user --scope -p \
                             Delegate=yes warren ...";
     let by = |limit: Limit| {
@@ -146,9 +171,16 @@ async fn try_limits(sandbox: &super::LinuxSandbox, report: &mut HostReport) {
     let greedy = shell("tail /dev/zero").await;
     let held = greedy.is_ok_and(|report| report.cause == ExecCause::OutOfMemory);
     report.note("memory", held && exact(Limit::Memory), detail(Limit::Memory), DELEGATE);
-    // A share shows only against a rival, and that would take seconds: said, not claimed as tried.
-    let by = format!("{}; set, not measured", detail(Limit::CpuWeight));
-    report.note("cpu", exact(Limit::CpuWeight), by, DELEGATE);
+    let (held, seen) = match &backend.host().groups.cpu {
+        Some(controller) => match throttle(sandbox, controller).await {
+            Some(true) => (true, "; a spinner was throttled"),
+            Some(false) => (false, "; a spinner was not throttled"),
+            None => (false, "; a quota cannot be set"),
+        },
+        None => (false, ""),
+    };
+    let by = format!("{}{seen}", detail(Limit::CpuWeight));
+    report.note("cpu", held && exact(Limit::CpuWeight), by, DELEGATE);
     let filled = shell("head -c 4000000 /dev/zero > /tmp/fill").await;
     let held = filled.is_ok_and(|report| report.cause == ExecCause::DiskQuota);
     report.note("quota", held, detail(Limit::Write), "");
@@ -158,6 +190,67 @@ async fn try_limits(sandbox: &super::LinuxSandbox, report: &mut HostReport) {
         shell(fork).await.is_ok_and(|report| report.cause != ExecCause::Exited { code: 0 });
     let held = bounded && exact(Limit::Processes);
     report.note("processes limit", held, detail(Limit::Processes), DELEGATE);
+}
+
+/// Gives the sandbox a fiftieth of a CPU and something to compute, and asks the kernel whether it
+/// held it back. The share against rivals is held by the same controller.
+async fn throttle(sandbox: &super::LinuxSandbox, controller: &Controller) -> Option<bool> {
+    /// On an idle host the first period of 100 ms shows it; on a busy one the spinner has to get its turn.
+    const PATIENCE: Duration = Duration::from_secs(3);
+    let (id, groups) = (sandbox.id(), || sandbox.instance().groups());
+    let set = |millis| groups().change(id, &limits::cpu_quota(controller, millis)).ok();
+    let count = || groups().throttled(id, controller);
+    set(Some(20))?;
+    let before = count()?;
+    let command = Command::new("/bin/sh").args(["-c", "while :; do :; done"]);
+    let context = ExecContext::default();
+    let held = async {
+        while count().is_some_and(|now| now == before) {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    let throttled = tokio::select! {
+        _ = sandbox.exec_report(&command, &context) => false,
+        waited = tokio::time::timeout(PATIENCE, held) => waited.is_ok(),
+    };
+    set(None)?;
+    Some(throttled && count()? > before)
+}
+
+/// What a sandbox must not reach, tried against somebody who listens there.
+const HOST_LOOPBACK: &str = "tcp to the host's 127.0.0.1";
+
+/// Somebody on the host's loopback, if it has one.
+struct Listening(Option<TcpListener>);
+
+impl Listening {
+    fn start() -> Self {
+        Self(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).ok())
+    }
+
+    fn address(&self) -> Option<SocketAddr> {
+        self.0.as_ref()?.local_addr().ok()
+    }
+
+    /// Returns where; without a loopback there is nobody to be reached at any port.
+    fn port(&self) -> u16 {
+        self.address().map_or(9, |address| address.port())
+    }
+
+    /// Reports whether a process of the host gets through, or nobody listens at all.
+    fn is_reached(&self) -> bool {
+        self.address().is_none_or(|address| TcpStream::connect(address).is_ok())
+    }
+}
+
+/// Reports whether the core of a crash goes nowhere: at a limit of 1 no file is written and no program
+/// of the host is started. A socket (Linux 6.16) knows no limit, and one of 0 cannot be raised to 1.
+fn stays_inside(pattern: &str, hard_limit: Option<u64>) -> bool {
+    match pattern.trim_start().chars().next() {
+        Some('@') => false,
+        Some('|') => hard_limit != Some(0),
+        _ => true,
+    }
 }
 
 /// Finds what to do about the step that failed.
@@ -174,5 +267,18 @@ fn fix_for(error: &str) -> &'static str {
         "load the overlay module (modprobe overlay), Linux 5.11 or later"
     } else {
         ""
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_socket_or_an_unbounded_pipe_takes_cores() {
+        assert!(stays_inside("core\n", None) && stays_inside("/var/core/%e\n", Some(0)));
+        assert!(stays_inside("|/usr/lib/handler %p\n", None));
+        assert!(!stays_inside("|/usr/lib/handler %p\n", Some(0)));
+        assert!(!stays_inside("@/run/coredump.sock\n", None));
     }
 }

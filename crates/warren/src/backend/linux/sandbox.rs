@@ -419,9 +419,9 @@ impl LinuxSandbox {
     }
 
     /// Tries every wall from where a command stands; returns what was tried and what the kernel
-    /// said, 0 where it let the command through.
-    pub async fn try_walls(&self) -> Result<Vec<(String, i32)>> {
-        let Tries(tries) = self.ask(&Request::Probe).await?;
+    /// said, 0 where it let the command through. Somebody listens on `port` of the host's loopback.
+    pub async fn try_walls(&self, port: u16) -> Result<Vec<(String, i32)>> {
+        let Tries(tries) = self.ask(&Request::Probe { port }).await?;
         Ok(tries.into_iter().map(|attempt| (attempt.name, attempt.errno)).collect())
     }
 
@@ -752,8 +752,8 @@ fn kept_groups() -> &'static str {
     if others.iter().all(|group| *group == own) { "" } else { ", with its supplementary groups" }
 }
 
-/// Lists what holds the sandbox. Init tried Landlock, the filter and its lack of capabilities before
-/// it said that it is ready; the others are the calls that it was made by, none of which may fail.
+/// Lists what holds the sandbox, and of each layer whether init tried it before it said that it is
+/// ready. What was not tried was made by a call that may not fail.
 fn enforcement(inputs: &Inputs<'_>, instance: &Instance) -> Enforcement {
     let layer = |name: &str, detail: String| Layer { name: name.to_owned(), detail };
     let ids = match instance.base {
@@ -762,13 +762,20 @@ fn enforcement(inputs: &Inputs<'_>, instance: &Instance) -> Enforcement {
     };
     let owners = if instance.proof.owners_shifted { ", owners of host files shifted" } else { "" };
     let layers = vec![
-        layer("namespaces", "user, mount, pid, net, ipc, uts, cgroup".to_owned()),
-        layer("root", "overlay on a tmpfs, old root detached".to_owned()),
-        layer("identity", format!("{ids}{owners}")),
-        layer("capabilities", "none in any set, no new privileges".to_owned()),
-        layer("seccomp", format!("profile {}", inputs.seccomp.name)),
-        layer("landlock", format!("ABI {}", instance.proof.landlock_abi)),
-        layer("network", "own loopback only".to_owned()),
+        layer(
+            "namespaces",
+            "user, mount, pid, net, ipc, uts, cgroup; pid and net were tried, the others were made"
+                .to_owned(),
+        ),
+        layer(
+            "root",
+            "overlay on a tmpfs, old root detached; tried: the host's part is read-only".to_owned(),
+        ),
+        layer("identity", format!("{ids}{owners}; set")),
+        layer("capabilities", "none in any set, no new privileges; read back".to_owned()),
+        layer("seccomp", format!("profile {}; tried", inputs.seccomp.name)),
+        layer("landlock", format!("ABI {}; tried", instance.proof.landlock_abi)),
+        layer("network", "own loopback only; tried: no route leads out".to_owned()),
     ];
     let (limits, warnings) = (inputs.limits.enforced.clone(), inputs.limits.warnings.clone());
     Enforcement { limits, layers, warnings }
