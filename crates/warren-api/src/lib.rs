@@ -77,6 +77,7 @@ struct Inner {
     repeatable: Repeatable,
     journal: Arc<dyn Journal>,
     ports: Ports,
+    writers: rest::execs::Writers,
     /// The default sandbox of each tenant but the operator's, which is the manager's own.
     defaults: Mutex<HashMap<Arc<str>, SandboxId>>,
     tasks: TaskTracker,
@@ -101,6 +102,7 @@ impl Api {
             events: Events::default(),
             repeatable: Repeatable::new(Arc::clone(&journal)),
             ports: Ports::default(),
+            writers: Default::default(),
             journal,
             defaults: Mutex::default(),
             tasks: TaskTracker::new(),

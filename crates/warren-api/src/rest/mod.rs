@@ -1,5 +1,6 @@
 //! The native dialect: `/v1`, described by `docs/openapi.json`.
 
+pub mod execs;
 pub(crate) mod ports;
 mod sandboxes;
 mod sessions;
@@ -59,12 +60,23 @@ fn parts(api: &Api) -> (Router<Api>, Document) {
         .routes(routes!(sandboxes::attach))
         .routes(routes!(system::exec_default))
         .routes(routes!(system::events))
+        .routes(routes!(execs::start))
+        .routes(routes!(execs::wait))
+        .routes(routes!(execs::write))
+        .routes(routes!(execs::log))
+        .routes(routes!(execs::stream))
+        .routes(routes!(execs::attach))
         .routes(routes!(ports::open))
         .route("/v1/sandboxes/{id}/ports/{port}/", any(ports::forward))
         .route("/v1/sandboxes/{id}/ports/{port}/{*path}", any(ports::forward));
     let prompt = OpenApiRouter::new()
         .routes(routes!(sandboxes::list))
         .routes(routes!(sandboxes::show, sandboxes::destroy))
+        .routes(routes!(execs::list))
+        .routes(routes!(execs::show, execs::forget))
+        .routes(routes!(execs::signal))
+        .routes(routes!(execs::kill))
+        .routes(routes!(execs::resize))
         .routes(routes!(sessions::list))
         .routes(routes!(sessions::show, sessions::terminate))
         .routes(routes!(sessions::attach))
