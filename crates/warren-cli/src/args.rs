@@ -9,6 +9,7 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use warren::{BindMount, Limit};
 
+use crate::execs::{ExecArgs, LogsArgs, PsArgs, ShellArgs, SignalArgs, WaitArgs};
 use crate::failure::Failure;
 use crate::port::PortArgs;
 use crate::units::{self, Cap};
@@ -59,11 +60,22 @@ pub(crate) enum Action {
     Show(TargetArgs),
     /// Run a command in a sandbox and return its exit code.
     ///
+    /// What it writes comes as it is written, and goes on where it was if the daemon is started anew.
     /// 124 is a timeout, 125 an error of Warren's, 126 a program that cannot be executed, 127 one that
     /// does not exist, 2 bad usage.
     Exec(ExecArgs),
-    /// Join a sandbox again, or one more time.
+    /// Open a shell in a sandbox; Ctrl-P Ctrl-Q leaves it running.
+    Shell(ShellArgs),
+    /// Join a sandbox again, or one more time; or a command in it, with what it wrote so far.
     Attach(AttachArgs),
+    /// List the commands that run in a sandbox.
+    Ps(PsArgs),
+    /// Print what a command wrote, from any offset.
+    Logs(LogsArgs),
+    /// Wait until a command has ended and return its exit code.
+    Wait(WaitArgs),
+    /// Send a signal to a command, or end it with everything it started.
+    Signal(SignalArgs),
     /// Leave a sandbox; its processes go on.
     Detach(TargetArgs),
     /// Stop every process of a sandbox.
@@ -357,30 +369,6 @@ pub(crate) struct TargetArgs {
     pub(crate) sandbox: String,
 }
 
-/// What to run where.
-#[derive(Debug, Args)]
-pub(crate) struct ExecArgs {
-    #[command(flatten)]
-    pub(crate) client: ClientArgs,
-    /// Directory to run in.
-    #[arg(long, value_name = "DIR")]
-    pub(crate) workdir: Option<PathBuf>,
-    /// Set a variable of the command's environment.
-    #[arg(long, value_name = "NAME=VALUE", value_parser = units::variable)]
-    pub(crate) env: Vec<(String, String)>,
-    /// Time by the clock.
-    #[arg(long, value_name = "TIME", value_parser = units::time)]
-    pub(crate) timeout: Option<Cap<u64>>,
-    /// Hand on what is at stdin, up to half a megabyte.
-    #[arg(long, short = 'i')]
-    pub(crate) stdin: bool,
-    /// Name or id of the sandbox, or the beginning of one; the default sandbox if absent.
-    pub(crate) sandbox: Option<String>,
-    /// The command and its arguments.
-    #[arg(value_name = "CMD", required = true, last = true)]
-    pub(crate) command: Vec<String>,
-}
-
 /// Which sandbox to join.
 #[derive(Debug, Args)]
 pub(crate) struct AttachArgs {
@@ -391,6 +379,8 @@ pub(crate) struct AttachArgs {
     pub(crate) create: bool,
     /// Name or id of the sandbox, or the beginning of one.
     pub(crate) sandbox: String,
+    /// A command in it, to be followed and, if it has a terminal, to be typed to.
+    pub(crate) exec: Option<String>,
 }
 
 /// Which sandboxes to end.

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use http_body_util::{BodyExt as _, Empty, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
+use hyper::header::HeaderValue;
 use hyper::upgrade::Upgraded;
 use hyper::{Method, Request, Response, StatusCode, header};
 use hyper_util::rt::TokioIo;
@@ -13,6 +14,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::Error as WebSocketError;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
 use warren_api::{CLIENT_HEADER, ErrorBody};
 
 use crate::args::{ClientArgs, SettingArgs};
@@ -26,6 +30,9 @@ pub(crate) struct Client {
     name: Option<String>,
     runtime: Runtime,
 }
+
+/// A conversation about one exec.
+pub(crate) type Attachment = WebSocketStream<UnixStream>;
 
 /// A connection to a port inside a sandbox.
 pub(crate) type Tunnel = TokioIo<Upgraded>;
@@ -113,6 +120,61 @@ impl Client {
         self.parsed(&self.ask(method, path, Some(body), headers)?)
     }
 
+    /// The same, for one who waits.
+    pub(crate) async fn get_async<T: DeserializeOwned>(&self, path: &str) -> Result<T, Failure> {
+        self.parsed(&self.ask_async(Method::GET, path, None, &[]).await?)
+    }
+
+    /// Sends something that is not answered.
+    pub(crate) fn post(&self, path: &str, body: &impl Serialize) -> Result<(), Failure> {
+        self.runtime.block_on(self.post_async(path, body))
+    }
+
+    /// The same, for one who waits.
+    pub(crate) async fn post_async(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<(), Failure> {
+        let body = serde_json::to_vec(body).map_err(|error| self.garbled(&error.to_string()))?;
+        self.ask_async(Method::POST, path, Some(body), &[]).await.map(drop)
+    }
+
+    /// Sends bytes and reads the answer.
+    pub(crate) async fn put_bytes<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        bytes: &[u8],
+    ) -> Result<T, Failure> {
+        let kind = [("content-type", "application/octet-stream")];
+        self.parsed(&self.ask_async(Method::PUT, path, Some(bytes.to_vec()), &kind).await?)
+    }
+
+    /// Begins a conversation about an exec.
+    pub(crate) async fn attach(&self, path: &str) -> Result<Attachment, Failure> {
+        let stream = UnixStream::connect(&self.socket);
+        let stream = stream.await.map_err(|error| unreachable_daemon(&self.socket, &error))?;
+        let request = format!("ws://localhost{path}").into_client_request();
+        let mut request = request.map_err(|error| self.garbled(&error.to_string()))?;
+        if let Some(name) = &self.name {
+            let value = HeaderValue::from_str(name).map_err(|error| {
+                Failure::usage(format!("cannot ask the daemon that: {error}"), "use plain ASCII")
+            })?;
+            request.headers_mut().insert(CLIENT_HEADER, value);
+        }
+        match tokio_tungstenite::client_async(request, stream).await {
+            Ok((socket, _)) => Ok(socket),
+            Err(WebSocketError::Http(response)) => {
+                let body = response.body().as_deref().unwrap_or_default();
+                Err(match serde_json::from_slice::<ErrorBody>(body) {
+                    Ok(body) => Failure::answered(response.status().as_u16(), body.error),
+                    Err(_) => self.garbled(&format!("{} without a reason", response.status())),
+                })
+            }
+            Err(error) => Err(hung_up(&self.socket, &error.to_string())),
+        }
+    }
+
     /// Ends or unsets something.
     pub(crate) fn delete(&self, path: &str) -> Result<(), Failure> {
         self.ask(Method::DELETE, path, None, &[]).map(|_| ())
@@ -151,10 +213,21 @@ impl Client {
         body: Option<Vec<u8>>,
         headers: &[(&str, &str)],
     ) -> Result<Bytes, Failure> {
-        self.runtime.block_on(self.converse(method, path, body, headers, async |response| {
+        self.runtime.block_on(self.ask_async(method, path, body, headers))
+    }
+
+    async fn ask_async(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Vec<u8>>,
+        headers: &[(&str, &str)],
+    ) -> Result<Bytes, Failure> {
+        self.converse(method, path, body, headers, async |response| {
             let body = self.checked(response).await?;
             Ok(body.collect().await.map_err(|error| self.broke(&error))?.to_bytes())
-        }))
+        })
+        .await
     }
 
     async fn converse<T>(
@@ -169,11 +242,11 @@ impl Client {
         let stream = stream.await.map_err(|error| unreachable_daemon(&self.socket, &error))?;
         let handshake = http1::handshake(TokioIo::new(stream)).await;
         let (mut sender, connection) = handshake.map_err(|error| self.broke(&error))?;
-        let mut request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header(header::HOST, "localhost")
-            .header(header::CONTENT_TYPE, "application/json");
+        let mut request =
+            Request::builder().method(method).uri(path).header(header::HOST, "localhost");
+        if !headers.iter().any(|(name, _)| *name == "content-type") {
+            request = request.header(header::CONTENT_TYPE, "application/json");
+        }
         if let Some(name) = &self.name {
             request = request.header(CLIENT_HEADER, name);
         }
@@ -238,8 +311,13 @@ fn garbled(socket: &Path, what: &str) -> Failure {
 }
 
 fn broke(socket: &Path, error: &hyper::Error) -> Failure {
+    hung_up(socket, &error.to_string())
+}
+
+fn hung_up(socket: &Path, error: &str) -> Failure {
     let message = format!("the daemon at {} hung up: {error}", socket.display());
-    Failure::fatal("daemon", message).with_hint("its log says why; `warren serve` starts it again")
+    Failure::fatal("daemon_gone", message)
+        .with_hint("its log says why; `warren serve` starts it again")
 }
 
 fn unreachable_daemon(socket: &Path, error: &io::Error) -> Failure {

@@ -1,6 +1,5 @@
 //! The clients of the daemon: tables for people, the API's own objects for programs.
 
-use std::collections::BTreeMap;
 use std::io::{IsTerminal as _, Read as _, Write as _};
 
 use hyper::Method;
@@ -13,8 +12,7 @@ use warren_api::rest::wire::{
 use warren_api::{EventView, KEY_HEADER};
 
 use crate::args::{
-    AttachArgs, ClientArgs, CreateArgs, DefaultArgs, EventsArgs, ExecArgs, KillArgs, LsArgs,
-    TargetArgs,
+    AttachArgs, ClientArgs, CreateArgs, DefaultArgs, EventsArgs, KillArgs, LsArgs, TargetArgs,
 };
 use crate::client::Client;
 use crate::failure::Failure;
@@ -28,11 +26,11 @@ const MAX_STDIN: u64 = 512 << 10;
 /// How much of an id is shown where that is enough.
 const SHORT: usize = 12;
 
-fn printed(result: std::io::Result<()>) -> Result<u8, Failure> {
+pub(crate) fn printed(result: std::io::Result<()>) -> Result<u8, Failure> {
     result.map(|()| 0).map_err(|error| Failure::system("cannot write to stdout", &error))
 }
 
-fn show_object(value: &impl Serialize) -> Result<u8, Failure> {
+pub(crate) fn show_object(value: &impl Serialize) -> Result<u8, Failure> {
     printed(output::print_json(value))
 }
 
@@ -84,7 +82,7 @@ pub(crate) fn create(args: &CreateArgs) -> Result<u8, Failure> {
     printed(output::print(format!("{}\n", made.sandbox.id).as_bytes()))
 }
 
-fn read<T: serde::de::DeserializeOwned>(value: Value) -> Result<T, Failure> {
+pub(crate) fn read<T: serde::de::DeserializeOwned>(value: Value) -> Result<T, Failure> {
     serde_json::from_value(value).map_err(|error| {
         Failure::fatal("daemon", format!("the daemon answered nonsense: {error}"))
             .with_hint("is it of another version?")
@@ -156,12 +154,12 @@ pub(crate) fn ls(args: &LsArgs) -> Result<u8, Failure> {
     printed(output::print(output::table(&head, rows.collect()).as_bytes()))
 }
 
-fn chrono_now() -> i64 {
+pub(crate) fn chrono_now() -> i64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |since| i64::try_from(since.as_secs()).unwrap_or(i64::MAX))
 }
 
-fn age(now: i64, then: i64) -> String {
+pub(crate) fn age(now: i64, then: i64) -> String {
     match now.saturating_sub(then).max(0) {
         seconds @ 0..60 => format!("{seconds}s"),
         seconds @ 60..3_600 => format!("{}m", seconds / 60),
@@ -273,33 +271,25 @@ fn flatten(prefix: &str, value: &Value, rows: &mut Vec<Vec<String>>) {
     }
 }
 
-/// `warren exec`.
-pub(crate) fn exec(args: &ExecArgs) -> Result<u8, Failure> {
-    let client = Client::new(&args.client)?;
-    let (program, arguments) = match args.command.split_first() {
-        Some((program, arguments)) => (program.clone(), arguments.to_vec()),
-        None => return Err(Failure::usage("there is no command", "write it after `--`")),
-    };
-    let mut body = ExecBody {
-        program,
-        args: arguments,
-        workdir: args.workdir.as_ref().map(|path| path.display().to_string()),
-        env: args.env.iter().cloned().collect::<BTreeMap<_, _>>(),
-        stdin: None,
-        stdin_base64: None,
-        timeout_ms: args.timeout.and_then(Cap::bound),
-    };
-    if args.stdin {
+/// `warren exec`, with all of the output at the end.
+pub(crate) fn exec_whole(
+    client: &Client,
+    sandbox: Option<&str>,
+    mut body: ExecBody,
+    with_stdin: bool,
+    json: bool,
+) -> Result<u8, Failure> {
+    if with_stdin {
         body.set_stdin(stdin()?);
     }
-    let path = match &args.sandbox {
-        Some(target) => format!("/v1/sandboxes/{}/exec", find(&client, target)?.id),
+    let path = match sandbox {
+        Some(target) => format!("/v1/sandboxes/{}/exec", find(client, target)?.id),
         None => "/v1/default/exec".to_owned(),
     };
     let ran: Value = client.send(Method::POST, &path, &body, &[])?;
     let shown: ExecView = read(ran.clone())?;
     let code = u8::try_from(shown.exit_code & 0xff).unwrap_or(125);
-    if args.client.json {
+    if json {
         show_object(&ran)?;
         return Ok(code);
     }
@@ -339,6 +329,9 @@ pub(crate) fn attach(args: &AttachArgs) -> Result<u8, Failure> {
         Err(failure) if args.create && failure.is_not_found() => args.sandbox.clone(),
         Err(failure) => return Err(failure),
     };
+    if let Some(exec) = &args.exec {
+        return crate::execs::attach(&client, &id, exec, args.client.json);
+    }
     let body = AttachBody { create_if_missing: args.create, create: None };
     if id.contains(['/', '%', '?', '#']) {
         let hint = "an id has letters, digits, `-`, `_` and `.`";

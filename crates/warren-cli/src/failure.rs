@@ -73,6 +73,16 @@ impl Failure {
         self.code == "not_found"
     }
 
+    /// Tells whether it is this kind of failure.
+    pub(crate) fn is(&self, code: &str) -> bool {
+        self.code == code
+    }
+
+    /// Tells whether the daemon is gone, for now at least.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.is("daemon_gone") || self.is("no_daemon") || self.is("request_timeout")
+    }
+
     /// Prints it where it belongs and returns its exit code.
     pub(crate) fn report(&self, json: bool) -> ExitCode {
         // Nobody listens any more if a write fails; the exit code still tells.

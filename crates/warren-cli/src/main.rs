@@ -5,6 +5,7 @@ mod client;
 mod commands;
 mod config;
 mod doctor;
+mod execs;
 mod failure;
 mod keys;
 mod notify;
@@ -39,7 +40,12 @@ fn main() -> ExitCode {
         Action::Create(args) => (args.client.json, commands::create(&args)),
         Action::Ls(args) => (args.client.json, commands::ls(&args)),
         Action::Show(args) => (args.client.json, commands::show(&args)),
-        Action::Exec(args) => (args.client.json, commands::exec(&args)),
+        Action::Exec(args) => (args.client.json, execs::exec(&args)),
+        Action::Shell(args) => (args.client.json, execs::shell(&args)),
+        Action::Ps(args) => (args.client.json, execs::ps(&args)),
+        Action::Logs(args) => (args.is_json(), execs::logs(&args)),
+        Action::Wait(args) => (args.is_json(), execs::wait(&args)),
+        Action::Signal(args) => (args.is_json(), execs::signal(&args)),
         Action::Attach(args) => (args.client.json, commands::attach(&args)),
         Action::Detach(args) => (args.client.json, commands::change(&args, "detach")),
         Action::Suspend(args) => (args.client.json, commands::change(&args, "suspend")),
