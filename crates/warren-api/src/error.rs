@@ -10,7 +10,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
-use warren::SandboxError;
+use warren::{FileFault, SandboxError};
 
 /// Why a request was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -174,6 +174,10 @@ impl From<SandboxError> for ApiError {
             | SandboxError::Suspended { .. }
             | SandboxError::Conflict { .. } => StatusCode::CONFLICT,
             SandboxError::Ended { .. } | SandboxError::SessionEnded { .. } => StatusCode::GONE,
+            SandboxError::File { kind, .. } => {
+                retry_after = (*kind == FileFault::Busy).then_some(Duration::from_secs(1));
+                file_status(*kind)
+            }
             SandboxError::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             SandboxError::Timeout { .. } => StatusCode::GATEWAY_TIMEOUT,
             SandboxError::Capacity { retry_after: after, .. } => {
@@ -189,7 +193,7 @@ impl From<SandboxError> for ApiError {
                 StatusCode::INTERNAL_SERVER_ERROR
             }
         };
-        if status.is_server_error() {
+        if status.is_server_error() && status != StatusCode::INSUFFICIENT_STORAGE {
             tracing::error!(code = error.code(), chain = chain(&error), "request failed");
         }
         let hint = error.hint().unwrap_or("the daemon's log says more").to_owned();
@@ -200,6 +204,24 @@ impl From<SandboxError> for ApiError {
             hint: Some(hint),
             retry_after,
         }
+    }
+}
+
+fn file_status(kind: FileFault) -> StatusCode {
+    match kind {
+        FileFault::NotFound => StatusCode::NOT_FOUND,
+        FileFault::Exists | FileFault::NotEmpty => StatusCode::CONFLICT,
+        FileFault::IsDirectory
+        | FileFault::NotDirectory
+        | FileFault::Special
+        | FileFault::Loop
+        | FileFault::InvalidArchive
+        | FileFault::TooMany
+        | FileFault::Other => StatusCode::UNPROCESSABLE_ENTITY,
+        FileFault::Denied | FileFault::ReadOnly => StatusCode::FORBIDDEN,
+        FileFault::NoSpace => StatusCode::INSUFFICIENT_STORAGE,
+        FileFault::InvalidPath | FileFault::Interrupted => StatusCode::BAD_REQUEST,
+        FileFault::Busy => StatusCode::TOO_MANY_REQUESTS,
     }
 }
 

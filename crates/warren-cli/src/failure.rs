@@ -111,6 +111,7 @@ impl From<SandboxError> for Failure {
             | SandboxError::SessionEnded { .. }
             | SandboxError::Timeout { .. }
             | SandboxError::Step { .. }
+            | SandboxError::File { .. }
             | SandboxError::Capacity { .. }
             | SandboxError::NoMatch { .. }
             | SandboxError::Conflict { .. }

@@ -5,9 +5,12 @@
 mod account;
 mod apply;
 mod exec;
+mod files;
 mod launcher;
 mod probe;
 mod serve;
+mod watch;
+mod worker;
 
 fn main() {
     launcher::main();

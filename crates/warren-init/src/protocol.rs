@@ -12,6 +12,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use warren_sys::socket;
 
+pub mod files;
+
 /// The longest message that travels in the packet itself.
 const MAX_INLINE: usize = 64 * 1024;
 /// The longest message of all: the kernel takes no more arguments than fit in 2 MiB.
@@ -70,6 +72,8 @@ pub enum Request {
     Hello,
     /// End the sandbox; the socket closes when it is over.
     End,
+    /// Do something with files; answered by [`FileEvent`](files::FileEvent)s.
+    Files(files::FileRequest),
 }
 
 /// A command to run.

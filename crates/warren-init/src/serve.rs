@@ -23,6 +23,7 @@ use crate::apply::Inherited;
 use crate::exec::{self, Starter};
 use crate::launcher::{drain, is_about_one_message};
 use crate::probe;
+use crate::worker::Workers;
 
 /// How often memory is looked at where no cgroup bounds it.
 const MEMORY_INTERVAL: Duration = Duration::from_millis(20);
@@ -78,6 +79,7 @@ struct Init<'a> {
     controls: Vec<OwnedFd>,
     listener: Option<OwnedFd>,
     cpus: u32,
+    workers: Workers,
 }
 
 /// How many may hold a conversation with one init; there is one daemon, and perhaps its successor.
@@ -116,6 +118,7 @@ pub(crate) fn serve(
         controls: vec![control],
         listener,
         cpus: std::thread::available_parallelism().map_or(1, |n| n.get().try_into().unwrap_or(1)),
+        workers: Workers::default(),
     };
     while init.turn(&children) {}
 }
@@ -225,6 +228,10 @@ impl Init<'_> {
                 let _ = protocol::send(&reply, &standing, &[]);
             }
             Request::End => return Asked::End,
+            Request::Files(request) => {
+                let suspended = self.suspended.is_some();
+                self.workers.start(&self.starter.proof, &request, reply, fds, suspended);
+            }
         }
         Asked::More
     }
@@ -353,6 +360,7 @@ impl Init<'_> {
                 self.census.mark_of(pid.as_raw_nonzero().get())
             };
             let Ok((end, usage)) = process::reap(pid) else { return };
+            self.workers.forget(pid);
             if command {
                 self.started(pid);
                 let after = self.meter.read();

@@ -9,6 +9,7 @@ mod capabilities;
 mod command;
 mod error;
 mod exec;
+mod files;
 mod identity;
 mod limits;
 mod manager;
@@ -23,6 +24,11 @@ pub use capabilities::{Enforcement, Layer, SandboxCapabilities};
 pub use command::Command;
 pub use error::{ProgramFault, Result, SandboxError};
 pub use exec::{ExecCause, ExecContext, ExecOutput, ExecReport, ResourceUsage, StreamOutput};
+pub use files::{
+    FileChange, FileChangeKind, FileContents, FileEntry, FileFault, FileKind, FileListing,
+    FileSource, FileStream, ListItem, ListOptions, RenameOptions, SandboxFiles, TreeSummary,
+    WriteMode, WriteOptions,
+};
 pub use identity::SandboxId;
 pub use limits::{Bound, EnforcedLimit, Limit, ResourceLimits, UnknownLimit};
 pub use manager::{SandboxManager, SandboxManagerConfig, SandboxManagerStats};

@@ -11,33 +11,34 @@ use super::keeper::{Request, Wanted};
 use super::registry::Life;
 use crate::{
     Command, Enforcement, ExecContext, ExecOutput, ExecReport, ResourceUsage, Result, Sandbox,
-    SandboxCapabilities, SandboxError, SandboxId, SandboxSession, SessionState, StreamOutput,
+    SandboxCapabilities, SandboxError, SandboxFiles, SandboxId, SandboxSession, SessionState,
+    StreamOutput,
 };
 
 /// A sandbox as its clients hold it.
 #[derive(Debug)]
 pub(super) struct Guarded {
     inner: Arc<Inner>,
-    handle: Arc<dyn Sandbox>,
+    pub(super) handle: Arc<dyn Sandbox>,
     /// Through which session it is used; all of the sandbox's if it was asked for by its id.
     session: Option<String>,
 }
 
 /// Whether a use may change what is inside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Use {
+pub(super) enum Use {
     Runs,
     Looks,
 }
 
 /// Work that goes on: while this lives, its sessions do not rest.
 #[derive(Debug)]
-struct Work<'a> {
-    inner: &'a Inner,
+pub(super) struct Work {
+    inner: Arc<Inner>,
     sessions: Vec<String>,
 }
 
-impl Drop for Work<'_> {
+impl Drop for Work {
     fn drop(&mut self) {
         let mut registry = self.inner.registry();
         for id in &self.sessions {
@@ -61,7 +62,7 @@ impl Guarded {
     }
 
     /// Begins a piece of work, if the sandbox is to be used.
-    fn begin(&self, usage: Use) -> Result<Work<'_>> {
+    pub(super) fn begin(&self, usage: Use) -> Result<Work> {
         let id = self.handle.id();
         let mut registry = self.inner.registry();
         let ended = || SandboxError::Ended { id: id.clone() };
@@ -91,7 +92,7 @@ impl Guarded {
                 }
             }
         }
-        Ok(Work { inner: &self.inner, sessions })
+        Ok(Work { inner: Arc::clone(&self.inner), sessions })
     }
 
     /// Returns the session that a call on the sandbox itself is made through.
@@ -200,6 +201,10 @@ impl Sandbox for Guarded {
 
     fn anchor(&self) -> Option<String> {
         self.handle.anchor()
+    }
+
+    fn files(&self) -> Option<&dyn SandboxFiles> {
+        self.handle.files().map(|_| self as &dyn SandboxFiles)
     }
 
     fn enforcement(&self) -> Enforcement {

@@ -12,6 +12,7 @@
 mod anchor;
 mod channel;
 mod execution;
+mod files;
 mod groups;
 mod host;
 mod launcher;
