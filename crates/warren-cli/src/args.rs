@@ -10,6 +10,7 @@ use clap_complete::Shell;
 use warren::{BindMount, Limit};
 
 use crate::failure::Failure;
+use crate::file_args::{CpArgs, FilesAction};
 use crate::units::{self, Cap};
 
 /// Runs untrusted code in a sandbox of its own: no daemon, no set-up, no root.
@@ -61,6 +62,14 @@ pub(crate) enum Action {
     /// 124 is a timeout, 125 an error of Warren's, 126 a program that cannot be executed, 127 one that
     /// does not exist, 2 bad usage.
     Exec(ExecArgs),
+    /// Copy files and directories into a sandbox, or out of it.
+    ///
+    /// A path inside is written SANDBOX:/path; `-` is stdin or stdout. A directory is copied whole, into
+    /// the one at DST if there is one. Links are copied as links.
+    Cp(CpArgs),
+    /// Look at the files of a sandbox, and change them.
+    #[command(subcommand)]
+    Files(FilesAction),
     /// Join a sandbox again, or one more time.
     Attach(AttachArgs),
     /// Leave a sandbox; its processes go on.

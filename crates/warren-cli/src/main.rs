@@ -6,6 +6,8 @@ mod commands;
 mod config;
 mod doctor;
 mod failure;
+mod file_args;
+mod files;
 mod keys;
 mod notify;
 mod output;
@@ -39,6 +41,8 @@ fn main() -> ExitCode {
         Action::Ls(args) => (args.client.json, commands::ls(&args)),
         Action::Show(args) => (args.client.json, commands::show(&args)),
         Action::Exec(args) => (args.client.json, commands::exec(&args)),
+        Action::Cp(args) => (args.client.json, files::cp(&args)),
+        Action::Files(action) => (action.is_json(), files::files(&action)),
         Action::Attach(args) => (args.client.json, commands::attach(&args)),
         Action::Detach(args) => (args.client.json, commands::change(&args, "detach")),
         Action::Suspend(args) => (args.client.json, commands::change(&args, "suspend")),

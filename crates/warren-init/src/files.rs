@@ -229,7 +229,7 @@ fn stat(path: &[u8]) -> Result<Entry> {
 }
 
 /// Asks the kernel for the path of something open, as it is seen from the root.
-fn path_of(place: &OwnedFd) -> Option<Vec<u8>> {
+pub(crate) fn path_of(place: &OwnedFd) -> Option<Vec<u8>> {
     link_target(CWD, format!("/proc/self/fd/{}", place.as_raw_fd()).as_bytes())
 }
 

@@ -6,20 +6,22 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
-use rustix::fs::{Dir, FileType, OFlags};
+use rustix::fs::{Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use warren_init::protocol::files::{
     Change, ChangeKind, FaultKind, FileEvent, MAX_PATH, MAX_WATCHES, PACKET,
 };
 
-use crate::files::{Result, call, fault, open_at, open_directory, tell};
+use crate::files::{Result, call, fault, open_at, open_directory, path_of, tell};
 
 /// How long the second half of a move may take to be told.
 const HALF_A_MOVE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
 /// Tells until nobody listens.
 pub(crate) fn watch(path: &[u8], recursive: bool, channel: &OwnedFd) -> Result<()> {
+    // By its path from here on: a descriptor would keep it from being seen to go.
     let top = open_directory(path)?;
+    let top = path_of(&top).ok_or_else(|| call(Errno::NOENT))?;
     let notify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).map_err(call)?;
     let mut watcher = Watcher {
         top,
@@ -46,7 +48,8 @@ enum Found {
 }
 
 struct Watcher<'a> {
-    top: OwnedFd,
+    /// The path of the first directory, without links.
+    top: Vec<u8>,
     notify: OwnedFd,
     recursive: bool,
     /// The directory behind each watch, relative to the first.
@@ -75,16 +78,15 @@ impl Watcher<'_> {
             if self.paths.len() >= MAX_WATCHES {
                 return Ok(false);
             }
-            let name = if path.is_empty() { &b"."[..] } else { &path };
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY;
             // One that may not be read, or is gone meanwhile, is not watched.
-            let Ok(place) = open_at(self.top.as_fd(), name, flags) else { continue };
+            let Ok(place) = self.open(&path) else { continue };
             // By descriptor: the name may have become another's.
             rustix::process::fchdir(&place).map_err(call)?;
             let flags = WatchFlags::CREATE
                 | WatchFlags::MODIFY
                 | WatchFlags::DELETE
                 | WatchFlags::DELETE_SELF
+                | WatchFlags::MOVE_SELF
                 | WatchFlags::MOVED_FROM
                 | WatchFlags::MOVED_TO
                 | WatchFlags::ATTRIB
@@ -129,7 +131,16 @@ impl Watcher<'_> {
                 }
             }
         }
+        // Nor must the last of them be kept by standing in it.
+        rustix::process::chdir(c"/").map_err(call)?;
         Ok(true)
+    }
+
+    fn open(&self, path: &[u8]) -> std::io::Result<OwnedFd> {
+        let root = rustix::fs::open(c"/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        let path = join(&self.top, path);
+        let path = path.strip_prefix(b"/").filter(|path| !path.is_empty()).unwrap_or(b".");
+        open_at(root.as_fd(), path, OFlags::RDONLY | OFlags::DIRECTORY)
     }
 
     fn run(&mut self) -> Result<()> {
@@ -183,17 +194,21 @@ impl Watcher<'_> {
             self.paths.remove(&seen.watch);
             return Ok(());
         }
-        let Some(parent) = self.paths.get(&seen.watch) else { return Ok(()) };
-        let (path, first) = (join(parent, &seen.name), parent.is_empty());
-        let directory = seen.flags.contains(ReadFlags::ISDIR);
+        // What is told next is no longer about where it was.
         if self.leaving.as_ref().is_some_and(|(cookie, _)| *cookie != seen.cookie) {
             self.left();
         }
+        let Some(parent) = self.paths.get(&seen.watch) else { return Ok(()) };
+        let (path, first) = (join(parent, &seen.name), parent.is_empty());
+        let directory = seen.flags.contains(ReadFlags::ISDIR);
         if seen.name.is_empty() {
             // About a watched directory itself; those below the first are told by their parents.
             return match seen.flags {
                 flags if first && flags.contains(ReadFlags::DELETE_SELF) => {
                     self.push(ChangeKind::Removed, path, true)
+                }
+                flags if first && flags.contains(ReadFlags::MOVE_SELF) => {
+                    self.push(ChangeKind::Renamed, path, true)
                 }
                 flags if first && flags.contains(ReadFlags::ATTRIB) => {
                     self.push(ChangeKind::Attributes, path, true)

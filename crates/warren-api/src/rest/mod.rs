@@ -1,5 +1,6 @@
 //! The native dialect: `/v1`, described by `docs/openapi.json`.
 
+pub mod files;
 mod sandboxes;
 mod sessions;
 mod system;
@@ -56,7 +57,8 @@ fn parts(api: &Api) -> (Router<Api>, Document) {
         .routes(routes!(sandboxes::exec))
         .routes(routes!(sandboxes::attach))
         .routes(routes!(system::exec_default))
-        .routes(routes!(system::events));
+        .routes(routes!(system::events))
+        .merge(files::router());
     let prompt = OpenApiRouter::new()
         .routes(routes!(sandboxes::list))
         .routes(routes!(sandboxes::show, sandboxes::destroy))

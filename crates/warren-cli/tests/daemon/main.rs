@@ -2,5 +2,6 @@
 
 mod clients;
 mod crash;
+mod files;
 mod serve;
 mod support;
