@@ -219,7 +219,7 @@ fn file_status(kind: FileFault) -> StatusCode {
         | FileFault::TooMany
         | FileFault::Other => StatusCode::UNPROCESSABLE_ENTITY,
         FileFault::Denied | FileFault::ReadOnly => StatusCode::FORBIDDEN,
-        FileFault::NoSpace => StatusCode::INSUFFICIENT_STORAGE,
+        FileFault::NoSpace | FileFault::Killed => StatusCode::INSUFFICIENT_STORAGE,
         FileFault::InvalidPath | FileFault::Interrupted => StatusCode::BAD_REQUEST,
         FileFault::Busy => StatusCode::TOO_MANY_REQUESTS,
     }

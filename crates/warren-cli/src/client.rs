@@ -24,7 +24,9 @@ use crate::files::Outlet;
 type Sent = UnsyncBoxBody<Bytes, io::Error>;
 
 fn whole(body: Option<Vec<u8>>) -> Sent {
-    UnsyncBoxBody::new(Full::new(Bytes::from(body.unwrap_or_default())).map_err(|never| match never {}))
+    UnsyncBoxBody::new(
+        Full::new(Bytes::from(body.unwrap_or_default())).map_err(|never| match never {}),
+    )
 }
 
 /// The daemon, as its clients see it.
@@ -76,23 +78,29 @@ impl Client {
         headers: &[(&str, &str)],
         mut each: impl FnMut(&str, &str) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        self.runtime.block_on(self.converse(Method::GET, path, whole(None), headers, async |response| {
-            let mut body = self.checked(response).await?;
-            let mut pending = Vec::new();
-            while let Some(frame) = body.frame().await {
-                let frame = frame.map_err(|error| self.broke(&error))?;
-                pending.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
-                while let Some(end) = pending.windows(2).position(|two| two == b"\n\n") {
-                    let event: Vec<u8> = pending.drain(..end + 2).collect();
-                    let text = String::from_utf8_lossy(&event);
-                    let field = |name| text.lines().find_map(|line| line.strip_prefix(name));
-                    if let (Some(kind), Some(data)) = (field("event: "), field("data: ")) {
-                        each(kind, data)?;
+        self.runtime.block_on(self.converse(
+            Method::GET,
+            path,
+            whole(None),
+            headers,
+            async |response| {
+                let mut body = self.checked(response).await?;
+                let mut pending = Vec::new();
+                while let Some(frame) = body.frame().await {
+                    let frame = frame.map_err(|error| self.broke(&error))?;
+                    pending.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
+                    while let Some(end) = pending.windows(2).position(|two| two == b"\n\n") {
+                        let event: Vec<u8> = pending.drain(..end + 2).collect();
+                        let text = String::from_utf8_lossy(&event);
+                        let field = |name| text.lines().find_map(|line| line.strip_prefix(name));
+                        if let (Some(kind), Some(data)) = (field("event: "), field("data: ")) {
+                            each(kind, data)?;
+                        }
                     }
                 }
-            }
-            Ok(())
-        }))
+                Ok(())
+            },
+        ))
     }
 
     /// Sends what `make` writes, on a thread of its own, and reads the answer.
@@ -120,11 +128,16 @@ impl Client {
                 }
                 made
             });
-            let answer =
-                self.runtime.block_on(self.converse(method, path, body, &headers, async |response| {
+            let answer = self.runtime.block_on(self.converse(
+                method,
+                path,
+                body,
+                &headers,
+                async |response| {
                     let body = self.checked(response).await?;
                     Ok(body.collect().await.map_err(|error| self.broke(&error))?.to_bytes())
-                }));
+                },
+            ));
             // What went wrong here explains whatever the daemon made of it.
             let made = maker.join().unwrap_or_else(|_| Err(Failure::fatal("internal", "a bug")));
             made.and(answer).and_then(|bytes| self.parsed(&bytes))
@@ -138,17 +151,23 @@ impl Client {
         head: impl FnOnce(&hyper::HeaderMap),
         mut each: impl FnMut(Bytes) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        self.runtime.block_on(self.converse(Method::GET, path, whole(None), &[], async |response| {
-            head(response.headers());
-            let mut body = self.checked(response).await?;
-            while let Some(frame) = body.frame().await {
-                let frame = frame.map_err(|error| self.broke(&error))?;
-                if let Ok(data) = frame.into_data() {
-                    each(data)?;
+        self.runtime.block_on(self.converse(
+            Method::GET,
+            path,
+            whole(None),
+            &[],
+            async |response| {
+                head(response.headers());
+                let mut body = self.checked(response).await?;
+                while let Some(frame) = body.frame().await {
+                    let frame = frame.map_err(|error| self.broke(&error))?;
+                    if let Ok(data) = frame.into_data() {
+                        each(data)?;
+                    }
                 }
-            }
-            Ok(())
-        }))
+                Ok(())
+            },
+        ))
     }
 
     fn ask(
@@ -176,10 +195,8 @@ impl Client {
         let stream = stream.await.map_err(|error| unreachable_daemon(&self.socket, &error))?;
         let handshake = http1::handshake(TokioIo::new(stream)).await;
         let (mut sender, connection) = handshake.map_err(|error| self.broke(&error))?;
-        let mut request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header(header::HOST, "localhost");
+        let mut request =
+            Request::builder().method(method).uri(path).header(header::HOST, "localhost");
         if !headers.iter().any(|(name, _)| *name == header::CONTENT_TYPE.as_str()) {
             request = request.header(header::CONTENT_TYPE, "application/json");
         }

@@ -37,9 +37,12 @@ fn end(text: &OsStr) -> Result<End, String> {
     let Some(colon) = colon.filter(|colon| *colon < slash) else {
         return Ok(End::Local(text.into()));
     };
-    let sandbox = std::str::from_utf8(&bytes[..colon]).map_err(|_| "the sandbox's name is no text")?;
+    let sandbox =
+        std::str::from_utf8(&bytes[..colon]).map_err(|_| "the sandbox's name is no text")?;
     if sandbox.is_empty() {
-        return Err("the sandbox has no name; write SANDBOX:/path, or ./ before a local path".into());
+        return Err(
+            "the sandbox has no name; write SANDBOX:/path, or ./ before a local path".into()
+        );
     }
     let path = OsString::from_vec(bytes[colon + 1..].to_vec());
     if !path.as_bytes().starts_with(b"/") {

@@ -316,7 +316,12 @@ fn landing(to: &Path, is_directory: bool, from: &Path) -> PathBuf {
     }
 }
 
-fn upload(client: &Client, args: &CpArgs, from: Option<&Path>, to: &Inside) -> Result<Value, Failure> {
+fn upload(
+    client: &Client,
+    args: &CpArgs,
+    from: Option<&Path>,
+    to: &Inside,
+) -> Result<Value, Failure> {
     let files = Files::of(client, to)?;
     let Some(from) = from else {
         let bar = Progress::new(args, None);
@@ -325,9 +330,8 @@ fn upload(client: &Client, args: &CpArgs, from: Option<&Path>, to: &Inside) -> R
         bar.done();
         return done;
     };
-    let broken = |error: &io::Error| {
-        Failure::system(&format!("cannot read {}", from.display()), error)
-    };
+    let broken =
+        |error: &io::Error| Failure::system(&format!("cannot read {}", from.display()), error);
     let is_directory = files.stat(&to.path)?.is_some_and(|entry| kind(&entry) == "directory");
     let target = landing(&to.path, is_directory, from);
     let found = std::fs::metadata(from).map_err(|error| broken(&error))?;
@@ -408,11 +412,17 @@ fn download(
     let bar = Progress::new(args, (entry.kind == "file").then_some(entry.size));
     let url = files.url(if whole { "/tar" } else { "" }, &from.path, "");
     let done = match to {
-        None => client.download(&url, |_| (), |chunk| {
-            bar.add(chunk.len());
-            to_stdout(&chunk)
-        }),
-        Some(to) if whole => download_tree(client, &url, &landing(to, to.is_dir(), &from.path), &bar),
+        None => client.download(
+            &url,
+            |_| (),
+            |chunk| {
+                bar.add(chunk.len());
+                to_stdout(&chunk)
+            },
+        ),
+        Some(to) if whole => {
+            download_tree(client, &url, &landing(to, to.is_dir(), &from.path), &bar)
+        }
         Some(to) => {
             download_file(client, &url, &landing(to, to.is_dir(), &from.path), &entry, &bar)
         }
@@ -430,14 +440,19 @@ fn download_file(
     entry: &FileEntryView,
     bar: &Progress,
 ) -> Result<(), Failure> {
-    let broken = |error: &io::Error| Failure::system(&format!("cannot write {}", to.display()), error);
+    let broken =
+        |error: &io::Error| Failure::system(&format!("cannot write {}", to.display()), error);
     if std::fs::symlink_metadata(to).is_ok_and(|found| !found.is_file() && !found.is_symlink()) {
         // A device or a FIFO: its owner wants the bytes in it.
         let mut file = File::options().write(true).open(to).map_err(|error| broken(&error))?;
-        return client.download(url, |_| (), |chunk| {
-            bar.add(chunk.len());
-            file.write_all(&chunk).map_err(|error| broken(&error))
-        });
+        return client.download(
+            url,
+            |_| (),
+            |chunk| {
+                bar.add(chunk.len());
+                file.write_all(&chunk).map_err(|error| broken(&error))
+            },
+        );
     }
     // Through a link, as `cp` does.
     let to = std::fs::canonicalize(to).unwrap_or_else(|_| to.to_owned());
@@ -447,10 +462,14 @@ fn download_file(
     let file = File::options().write(true).create_new(true).mode(mode).open(&draft);
     let mut file = file.map_err(|error| broken(&error))?;
     let copied = client
-        .download(url, |_| (), |chunk| {
-            bar.add(chunk.len());
-            file.write_all(&chunk).map_err(|error| broken(&error))
-        })
+        .download(
+            url,
+            |_| (),
+            |chunk| {
+                bar.add(chunk.len());
+                file.write_all(&chunk).map_err(|error| broken(&error))
+            },
+        )
         .and_then(|()| std::fs::rename(&draft, &to).map_err(|error| broken(&error)));
     if copied.is_err() {
         let _ = std::fs::remove_file(&draft);
@@ -480,7 +499,8 @@ impl Read for Inlet {
 
 /// Unpacks beneath a directory. What comes was packed inside: it is not trusted.
 fn download_tree(client: &Client, url: &str, to: &Path, bar: &Progress) -> Result<(), Failure> {
-    let broken = |error: &io::Error| Failure::system(&format!("cannot write {}", to.display()), error);
+    let broken =
+        |error: &io::Error| Failure::system(&format!("cannot write {}", to.display()), error);
     match std::fs::create_dir(to) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(broken(&error)),
         _ => {}
@@ -493,11 +513,15 @@ fn download_tree(client: &Client, url: &str, to: &Path, bar: &Progress) -> Resul
             let mut inlet = Inlet { chunks, rest: Bytes::new() };
             archive::unpack(&mut inlet, top.as_fd())
         });
-        let received = client.download(url, |_| (), |chunk| {
-            bar.add(chunk.len());
-            // It has stopped, and says why below.
-            sender.send(chunk).map_err(|_| Failure::fatal("stopped", "the copy stopped"))
-        });
+        let received = client.download(
+            url,
+            |_| (),
+            |chunk| {
+                bar.add(chunk.len());
+                // It has stopped, and says why below.
+                sender.send(chunk).map_err(|_| Failure::fatal("stopped", "the copy stopped"))
+            },
+        );
         drop(sender);
         let unpacked = unpacker.join().unwrap_or_else(|_| {
             let why = "unpacking failed";

@@ -10,9 +10,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{
-    AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps,
-};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps};
 use rustix::io::Errno;
 
 const BLOCK: usize = 512;
@@ -234,10 +232,11 @@ fn terminated(mut bytes: Vec<u8>) -> Vec<u8> {
 /// Reads a number: octal digits, or the big-endian form that GNU uses for large ones.
 fn number(field: &[u8]) -> Option<u64> {
     if field[0] & 0x80 != 0 {
-        let bytes = field.iter().enumerate().map(|(at, byte)| if at == 0 { byte & 0x7f } else { *byte });
-        return bytes.into_iter().try_fold(0_u64, |sum, byte| {
-            Some(sum.checked_mul(256)? | u64::from(byte))
-        });
+        let bytes =
+            field.iter().enumerate().map(|(at, byte)| if at == 0 { byte & 0x7f } else { *byte });
+        return bytes
+            .into_iter()
+            .try_fold(0_u64, |sum, byte| Some(sum.checked_mul(256)? | u64::from(byte)));
     }
     let text = field.iter().copied().skip_while(|byte| *byte == b' ');
     let digits = text.take_while(|byte| !matches!(byte, 0 | b' '));
@@ -332,10 +331,10 @@ impl Unpacker<'_> {
                 skip(input, padding(header.size))?;
                 self.moved.bytes += header.size;
             }
-            Kind::Link => replacing(&parent, name, || {
-                rustix::fs::symlinkat(&header.link[..], &parent, name)
-            })
-            .map_err(|error| call(&path, error))?,
+            Kind::Link => {
+                replacing(&parent, name, || rustix::fs::symlinkat(&header.link[..], &parent, name))
+                    .map_err(|error| call(&path, error))?
+            }
             Kind::HardLink => self.hard_link(&parent, name, &path, &header.link)?,
         }
         self.parent = Some((dir.to_vec(), parent));
@@ -450,12 +449,7 @@ fn replacing<T>(
     Err(Errno::EXIST.into())
 }
 
-fn write_file(
-    parent: &OwnedFd,
-    name: &[u8],
-    header: &Header,
-    input: &mut impl Read,
-) -> Result<()> {
+fn write_file(parent: &OwnedFd, name: &[u8], header: &Header, input: &mut impl Read) -> Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let open = || rustix::fs::openat(parent, name, flags, Mode::from_raw_mode(0o600));
     let file = replacing(parent, name, open).map_err(|error| call(b"", error))?;
@@ -716,7 +710,8 @@ mod tests {
     fn archive(entries: &[(&[u8], u8, &[u8])]) -> Vec<u8> {
         let mut bytes = Vec::new();
         for (name, kind, what) in entries {
-            let (link, contents) = if *kind == b'0' { (&b""[..], *what) } else { (*what, &b""[..]) };
+            let (link, contents) =
+                if *kind == b'0' { (&b""[..], *what) } else { (*what, &b""[..]) };
             let size = contents.len() as u64;
             head(&mut bytes, name, *kind, link, &stat_of(0o6755), size).unwrap();
             bytes.extend_from_slice(contents);
@@ -818,7 +813,10 @@ mod tests {
             ("through a link", archive(&[(b"l", b'2', b".."), (b"l/victim", b'0', b"bad")])),
             ("directory over a link", archive(&[(b"m", b'2', b".."), (b"m", b'5', b"")])),
             ("hard link out", archive(&[(b"h", b'1', b"../victim")])),
-            ("hard link through a link", archive(&[(b"n", b'2', b".."), (b"h", b'1', b"n/victim")])),
+            (
+                "hard link through a link",
+                archive(&[(b"n", b'2', b".."), (b"h", b'1', b"n/victim")]),
+            ),
             ("device", archive(&[(b"null", b'3', b"")])),
             ("fifo", archive(&[(b"pipe", b'6', b"")])),
         ];

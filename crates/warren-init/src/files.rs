@@ -501,22 +501,32 @@ fn write_new(
     draft.publish(name, flags).map_err(call)
 }
 
-/// A file that has no lasting name yet. Dropping it removes it.
+/// A file that has no lasting name yet. It goes with this, and with the worker, however that ends.
 struct Draft<'a> {
     dir: &'a OwnedFd,
-    name: Vec<u8>,
     file: File,
-    published: bool,
+    /// The name it has meanwhile, on a filesystem that has no files without one.
+    name: Option<Vec<u8>>,
 }
 
 impl<'a> Draft<'a> {
     fn new(dir: &'a OwnedFd) -> Result<Self> {
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+        // Without a name: should the worker be killed, for want of memory say, nothing is left.
+        let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+        match rustix::fs::openat(dir, c".", flags, Mode::from_raw_mode(0o600)) {
+            Ok(file) => Ok(Self { dir, file: file.into(), name: None }),
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => Self::named(dir),
+            Err(error) => Err(call(error)),
+        }
+    }
+
+    fn named(dir: &'a OwnedFd) -> Result<Self> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
         let flags = flags | OFlags::CLOEXEC;
         for _ in 0..16 {
             let name = temporary_name();
             match rustix::fs::openat(dir, &name, flags, Mode::from_raw_mode(0o600)) {
-                Ok(file) => return Ok(Self { dir, name, file: file.into(), published: false }),
+                Ok(file) => return Ok(Self { dir, file: file.into(), name: Some(name) }),
                 Err(Errno::EXIST) => {}
                 Err(error) => return Err(call(error)),
             }
@@ -524,17 +534,36 @@ impl<'a> Draft<'a> {
         Err(call(Errno::EXIST))
     }
 
+    /// Gives it its name, instead of what has it now unless the flags say otherwise.
     fn publish(mut self, name: &[u8], flags: RenameFlags) -> io::Result<()> {
-        rustix::fs::renameat_with(self.dir, &self.name, self.dir, name, flags)?;
-        self.published = true;
+        if self.name.is_none() {
+            match self.link(name) {
+                Err(Errno::EXIST) if flags.is_empty() => {
+                    // A link replaces nothing; a name that is moved does.
+                    let meanwhile = temporary_name();
+                    self.link(&meanwhile)?;
+                    self.name = Some(meanwhile);
+                }
+                other => return Ok(other?),
+            }
+        }
+        if let Some(meanwhile) = &self.name {
+            rustix::fs::renameat_with(self.dir, meanwhile, self.dir, name, flags)?;
+            self.name = None;
+        }
         Ok(())
+    }
+
+    fn link(&self, name: &[u8]) -> rustix::io::Result<()> {
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        rustix::fs::linkat(CWD, path, self.dir, name, AtFlags::SYMLINK_FOLLOW)
     }
 }
 
 impl Drop for Draft<'_> {
     fn drop(&mut self) {
-        if !self.published {
-            let _ = rustix::fs::unlinkat(self.dir, &self.name, AtFlags::empty());
+        if let Some(name) = &self.name {
+            let _ = rustix::fs::unlinkat(self.dir, name, AtFlags::empty());
         }
     }
 }

@@ -17,14 +17,19 @@ use crate::files::{Result, call, fault, open_at, open_directory, path_of, tell};
 /// How long the second half of a move may take to be told.
 const HALF_A_MOVE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
+/// How often a look is taken whether what is watched is still there.
+const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
 /// Tells until nobody listens.
 pub(crate) fn watch(path: &[u8], recursive: bool, channel: &OwnedFd) -> Result<()> {
     // By its path from here on: a descriptor would keep it from being seen to go.
     let top = open_directory(path)?;
+    let inode = rustix::fs::fstat(&top).map_err(call)?.st_ino;
     let top = path_of(&top).ok_or_else(|| call(Errno::NOENT))?;
     let notify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).map_err(call)?;
     let mut watcher = Watcher {
         top,
+        inode,
         notify,
         recursive,
         paths: HashMap::new(),
@@ -50,6 +55,7 @@ enum Found {
 struct Watcher<'a> {
     /// The path of the first directory, without links.
     top: Vec<u8>,
+    inode: u64,
     notify: OwnedFd,
     recursive: bool,
     /// The directory behind each watch, relative to the first.
@@ -146,12 +152,12 @@ impl Watcher<'_> {
     fn run(&mut self) -> Result<()> {
         let mut buffer = vec![MaybeUninit::uninit(); 64 * 1024];
         loop {
-            let waits = self.leaving.is_some().then_some(&HALF_A_MOVE);
+            let waits = if self.leaving.is_some() { &HALF_A_MOVE } else { &LOOK };
             let mut fds = [
                 PollFd::new(&self.notify, PollFlags::IN),
                 PollFd::new(self.channel, PollFlags::empty()),
             ];
-            let ready = match poll(&mut fds, waits) {
+            let ready = match poll(&mut fds, Some(waits)) {
                 Ok(ready) => ready,
                 Err(Errno::INTR) => continue,
                 Err(error) => return Err(call(error)),
@@ -159,8 +165,11 @@ impl Watcher<'_> {
             if !fds[1].revents().is_empty() {
                 return Ok(());
             }
-            if ready == 0 {
+            if ready == 0 && self.leaving.is_some() {
                 self.left();
+            } else if ready == 0 && self.is_gone() {
+                self.push(ChangeKind::Removed, Vec::new(), true)?;
+                self.paths.clear();
             }
             let notify = self.notify.try_clone().map_err(call)?;
             let mut reader = inotify::Reader::new(notify, &mut buffer);
@@ -184,6 +193,12 @@ impl Watcher<'_> {
                 return tell(self.channel, &FileEvent::Done(Default::default()));
             }
         }
+    }
+
+    /// Tells whether the first directory is no longer at its path. An overlay does not say so itself.
+    fn is_gone(&self) -> bool {
+        let now = self.open(b"").and_then(|top| Ok(rustix::fs::fstat(top)?));
+        now.map_or(true, |now| now.st_ino != self.inode)
     }
 
     fn seen(&mut self, seen: &Seen) -> Result<()> {

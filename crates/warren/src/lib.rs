@@ -11,6 +11,6 @@ pub mod profile;
 pub mod store;
 
 pub use contract::*;
+pub use manager::{DefaultSandboxManager, Shutdown};
 #[doc(inline)]
 pub use warren_init::archive;
-pub use manager::{DefaultSandboxManager, Shutdown};

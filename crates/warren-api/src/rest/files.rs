@@ -203,7 +203,10 @@ impl FileQuery {
         let mut values = self.0.extract_if(.., |(key, _)| key == name);
         let value = values.next().map(|(_, value)| value);
         if values.next().is_some() {
-            return Err(ApiError::invalid_query(format!("`{name}` is given twice"), "give it once"));
+            return Err(ApiError::invalid_query(
+                format!("`{name}` is given twice"),
+                "give it once",
+            ));
         }
         Ok(value)
     }
@@ -678,9 +681,8 @@ fn written_list(items: FileStream<ListItem>) -> FileStream<Vec<u8>> {
                     }
                     comma = true;
                     let view = FileEntryView::from(entry);
-                    serde_json::to_writer(&mut text, &view).map_err(|error| {
-                        SandboxError::Internal { message: error.to_string() }
-                    })?;
+                    serde_json::to_writer(&mut text, &view)
+                        .map_err(|error| SandboxError::Internal { message: error.to_string() })?;
                 }
                 ListItem::End { truncated } => {
                     text.extend_from_slice(format!("],\"truncated\":{truncated}}}\n").as_bytes());

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -97,7 +97,10 @@ fn cp_moves_files_trees_and_streams_both_ways() {
     // A tree, in and out.
     daemon.ok(&["cp", &text(&tree), "web:/workspace/t"]);
     daemon.ok(&["cp", &text(&tree), "web:/workspace"]);
-    assert_eq!(running.sh("cd /workspace; diff -r t tree && readlink t/link; ls -d t/sub/empty"), "sub/data\nt/sub/empty");
+    assert_eq!(
+        running.sh("cd /workspace; diff -r t tree && readlink t/link; ls -d t/sub/empty"),
+        "sub/data\nt/sub/empty"
+    );
     let out = daemon.place.path("out");
     daemon.ok(&["cp", "web:/workspace/t", &text(&out)]);
     let same = std::process::Command::new("diff").arg("-r").args([&tree, &out]).output().unwrap();
@@ -147,7 +150,8 @@ fn cp_out_of_a_hostile_sandbox_writes_only_where_it_was_told() {
     daemon.ok(&["cp", "web:/workspace/t", out.to_str().unwrap()]);
     assert_eq!(std::fs::read_to_string(out.join("plain")).unwrap(), "x\n");
     // The links are there now; a second copy must not go through them.
-    running.sh("cd /workspace/t; rm way victim; mkdir way; echo bad > way/victim; echo bad > victim");
+    running
+        .sh("cd /workspace/t; rm way victim; mkdir way; echo bad > way/victim; echo bad > victim");
     let second = daemon.run(&["cp", "web:/workspace/t/.", out.to_str().unwrap()]);
     assert_eq!(std::fs::read_to_string(&victim).unwrap(), "safe", "{second:?}");
     running.end();
@@ -169,12 +173,15 @@ fn files_are_listed_made_moved_removed_and_watched() {
     let objects = daemon.ok(&["files", "ls", "--json", "--depth", "3", "web:/workspace"]);
     let paths: Vec<String> = objects
         .lines()
-        .map(|line| serde_json::from_str::<Value>(line).unwrap()["path"].as_str().unwrap().to_owned())
+        .map(|line| {
+            serde_json::from_str::<Value>(line).unwrap()["path"].as_str().unwrap().to_owned()
+        })
         .collect();
     assert_eq!(paths, ["a", "a/b", "a/f"]);
     daemon.ok(&["files", "mv", "web:/workspace/a/f", "/workspace/a/g"]);
     let stat: Value =
-        serde_json::from_str(&daemon.ok(&["files", "stat", "--json", "web:/workspace/a/g"])).unwrap();
+        serde_json::from_str(&daemon.ok(&["files", "stat", "--json", "web:/workspace/a/g"]))
+            .unwrap();
     assert_eq!((stat["size"].as_u64(), stat["mode"].as_str()), (Some(5), Some("0600")));
 
     let mut watch = daemon.place.warren(&["files", "watch", "-r", "--json", "web:/workspace"]);
@@ -211,7 +218,10 @@ fn the_api_serves_ranges_types_its_refusals_and_takes_any_name() {
     let (status, _, body) = ask("PUT", &format!("{odd}&mode=0640"), "", b"0123456789");
     assert_eq!(status, 200, "{}", String::from_utf8_lossy(&body));
     let entry = json(&body);
-    assert_eq!((entry["path_base64"].as_str(), entry["mode"].as_str()), (Some("L3dvcmtzcGFjZS//IHg="), Some("0640")));
+    assert_eq!(
+        (entry["path_base64"].as_str(), entry["mode"].as_str()),
+        (Some("L3dvcmtzcGFjZS//IHg="), Some("0640"))
+    );
     for (range, status, expected, content) in [
         ("", 200, &b"0123456789"[..], ""),
         ("Range: bytes=2-4\r\n", 206, b"234", "content-range: bytes 2-4/10"),
@@ -268,7 +278,7 @@ fn the_api_serves_ranges_types_its_refusals_and_takes_any_name() {
         assert!(text.contains(&format!("\"code\":\"{code}\"")), "{method} {query}: {text}");
         assert!(text.contains("\"hint\":\""), "{method} {query}: {text}");
     }
-    assert_eq!(running.sh("ls -A /workspace | sort | tail -2"), "dir\nfifo", "no part is left");
+    assert_eq!(running.sh("ls -A /workspace | wc -l"), "3", "no part is left");
     // A suspended sandbox refuses, and at once.
     running.daemon().ok(&["suspend", "web"]);
     let began = Instant::now();

@@ -325,6 +325,8 @@ pub enum FileFault {
     Busy,
     /// It was cut off before all had arrived.
     Interrupted,
+    /// The process inside that served it was killed.
+    Killed,
     /// Something else: the source says what.
     Other,
 }
@@ -348,6 +350,7 @@ impl FileFault {
             Self::TooMany => "too_many",
             Self::Busy => "busy",
             Self::Interrupted => "interrupted",
+            Self::Killed => "file_worker_killed",
             Self::Other => "file_failed",
         }
     }
@@ -369,6 +372,7 @@ impl FileFault {
             Self::TooMany => "it has too many directories",
             Self::Busy => "the sandbox serves as many requests as it can",
             Self::Interrupted => "it was cut off before all had arrived",
+            Self::Killed => "the process that served it was killed",
             Self::Other => "it failed",
         }
     }
@@ -390,6 +394,7 @@ impl FileFault {
             Self::TooMany => "name a smaller directory",
             Self::Busy => "try again when some have ended",
             Self::Interrupted => "send it again, whole",
+            Self::Killed => "the sandbox may be out of memory, which its files take up, too",
             Self::Other => "the daemon's log says more",
         }
     }

@@ -54,7 +54,11 @@ async fn a1_no_call_leaves_the_root_through_a_link() {
     let files = place.files();
     let link = Path::new("/workspace/trap");
     for (index, trap) in traps.iter().enumerate() {
-        place.sh(&format!("ln -sfn '{trap}' /workspace/trap; ln -sfn \"$(dirname '{trap}')\" /workspace/way")).await;
+        place
+            .sh(&format!(
+                "ln -sfn '{trap}' /workspace/trap; ln -sfn \"$(dirname '{trap}')\" /workspace/way"
+            ))
+            .await;
         for path in [link, Path::new("/workspace/way/secret"), Path::new(trap)] {
             let refused = |what: &str, result: Result<(), SandboxError>| {
                 assert!(result.is_err(), "{what} {} by {trap}", path.display());
@@ -80,7 +84,8 @@ async fn a1_no_call_leaves_the_root_through_a_link() {
         place.sh("rm -rf /workspace/stolen /tmp/.[!.]* /tmp/*").await;
         assert!(index < traps.len());
     }
-    for path in ["/proc/self/root", "/proc/1/root/etc/passwd", "/proc/self/fd/0", "/proc/self/exe"] {
+    for path in ["/proc/self/root", "/proc/1/root/etc/passwd", "/proc/self/fd/0", "/proc/self/exe"]
+    {
         let kind = fault(promptly(place.get(path)).await);
         let refused = [FileFault::Loop, FileFault::NotFound, FileFault::Denied];
         assert!(refused.contains(&kind), "{path}: {kind:?}");
@@ -91,8 +96,11 @@ async fn a1_no_call_leaves_the_root_through_a_link() {
 #[tokio::test]
 async fn a2_links_on_the_way_and_dangling_ones_lead_where_they_would_lead_a_command() {
     let place = Place::new().await;
-    place.sh("cd /workspace; mkdir real; ln -s real way; ln -s real/made dangling; ln -s loop loop; \
-              ln -s /workspace/real/abs absolute; ln -s nowhere/x lost")
+    place
+        .sh(
+            "cd /workspace; mkdir real; ln -s real way; ln -s real/made dangling; ln -s loop loop; \
+              ln -s /workspace/real/abs absolute; ln -s nowhere/x lost",
+        )
         .await;
     place.put("/workspace/way/f", b"1").await.unwrap();
     place.put("/workspace/dangling", b"2").await.unwrap();
@@ -146,7 +154,9 @@ async fn a3_a_link_swapped_in_a_loop_never_leads_out() {
 async fn a4_odd_paths_are_refused_or_taken_exactly() {
     let place = Place::new().await;
     place.put("/workspace/x", b"1").await.unwrap();
-    for path in ["//workspace///x", "/workspace/./x", "/workspace/../workspace/x", "/../workspace/x"] {
+    for path in
+        ["//workspace///x", "/workspace/./x", "/workspace/../workspace/x", "/../workspace/x"]
+    {
         assert_eq!(place.get(path).await.unwrap(), b"1", "{path}");
     }
     let long = format!("/workspace/{}", "a/".repeat(2100));
@@ -178,7 +188,8 @@ async fn a4_odd_paths_are_refused_or_taken_exactly() {
 #[tokio::test]
 async fn a5_what_is_no_file_is_neither_read_nor_written_nor_waited_for() {
     let place = Place::new().await;
-    place.sh("cd /workspace; mkfifo fifo; ln -s fifo link; mkdir dir; \
+    place
+        .sh("cd /workspace; mkfifo fifo; ln -s fifo link; mkdir dir; \
               python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"sock\")'; \
               (sleep 60 < fifo) 2>/dev/null &")
         .await;
@@ -207,8 +218,7 @@ async fn a5_what_is_no_file_is_neither_read_nor_written_nor_waited_for() {
 
 #[tokio::test]
 async fn a6_an_archive_stays_where_it_is_unpacked_and_within_the_quota() {
-    let limits =
-        ResourceLimits { max_write_bytes: Some(16 << 20), ..ResourceLimits::default() };
+    let limits = ResourceLimits { max_write_bytes: Some(16 << 20), ..ResourceLimits::default() };
     let place = Place::with(limits).await;
     place.sh("mkdir /workspace/in; echo safe > /workspace/victim").await;
     let into = Path::new("/workspace/in");
@@ -229,7 +239,10 @@ async fn a6_an_archive_stays_where_it_is_unpacked_and_within_the_quota() {
     ] {
         let result = promptly(place.files().import_tar(into, false, source(archive))).await;
         assert_eq!(fault(result), FileFault::InvalidArchive, "{name}");
-        assert_eq!(place.sh("cat /workspace/victim; cat /workspace/in/h 2>/dev/null").await, "safe");
+        assert_eq!(
+            place.sh("cat /workspace/victim; cat /workspace/in/h 2>/dev/null").await,
+            "safe"
+        );
     }
     assert_eq!(place.sh("stat -c '%a %u' /workspace/in/fine").await, "777 1000", "no set-uid (A8)");
     // A bomb: a file that never ends.
@@ -402,5 +415,31 @@ async fn a_quota_hit_in_the_middle_of_an_upload_leaves_the_old_file() {
         assert_eq!(place.sh("ls -A /workspace; cat /workspace/f").await, "f\nold");
     }
     place.put("/workspace/g", &vec![1; 4 << 20]).await.unwrap();
+    place.end().await;
+}
+
+/// S19, and what becomes of a sandbox whose memory is full of files.
+#[tokio::test]
+async fn s19_what_is_uploaded_counts_against_the_memory_of_the_sandbox() {
+    let limits = ResourceLimits {
+        max_write_bytes: Some(512 << 20),
+        max_memory_bytes: Some(64 << 20),
+        ..ResourceLimits::default()
+    };
+    // A plain user may have no cgroup to bound memory by; the disk is bounded all the same.
+    let limits = match rustix::process::geteuid().is_root() {
+        true => limits,
+        false => ResourceLimits { max_write_bytes: Some(32 << 20), ..ResourceLimits::default() },
+    };
+    let place = Place::with(limits).await;
+    place.put("/workspace/small", b"kept").await.unwrap();
+    let data = stream::repeat_with(|| Ok(vec![1; 1 << 20])).take(256);
+    let path = Path::new("/workspace/big");
+    let result = place.files().write(path, WriteOptions::default(), Box::pin(data)).await;
+    let kind = fault(result);
+    assert!(matches!(kind, FileFault::NoSpace | FileFault::Killed), "{kind:?}");
+    assert_eq!(place.get("/workspace/small").await.unwrap(), b"kept", "the sandbox goes on");
+    assert_eq!(place.sh("ls -A /workspace").await, "small", "nothing is left of it");
+    place.put("/workspace/again", b"there is room again").await.unwrap();
     place.end().await;
 }

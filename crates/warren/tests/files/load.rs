@@ -25,7 +25,8 @@ async fn a_gibibyte_goes_in_and_out_whole_and_in_little_memory() {
     let place = Place::with(limits).await;
     let before = peak();
     // Each mebibyte differs from the others, and making it costs next to nothing.
-    let (pattern, mut count): (Vec<u8>, u64) = ((0..1 << 20).map(|i: u32| i.to_le_bytes()[1]).collect(), 0);
+    let (pattern, mut count): (Vec<u8>, u64) =
+        ((0..1 << 20).map(|i: u32| i.to_le_bytes()[1]).collect(), 0);
     let mut chunk = move || {
         let mut bytes = pattern.clone();
         count += 1;
@@ -87,7 +88,10 @@ async fn a_folder_of_100_000_files_is_listed_whole_and_in_little_memory() {
     let grown = peak().saturating_sub(before);
     let began = Instant::now();
     let gone = place.files().remove(Path::new("/workspace/m"), true).await.unwrap();
-    eprintln!("100,000 files listed in {took:?}, {grown} bytes more; gone in {:?}", began.elapsed());
+    eprintln!(
+        "100,000 files listed in {took:?}, {grown} bytes more; gone in {:?}",
+        began.elapsed()
+    );
     assert_eq!(gone, 100_001);
     assert!(grown < 8 << 20, "{grown}");
     place.end().await;

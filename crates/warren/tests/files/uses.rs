@@ -39,14 +39,20 @@ async fn a_file_is_written_read_in_ranges_appended_to_and_replaced() {
     place.put_as("/workspace/g", b"x", how(WriteMode::New)).await.unwrap();
     let same = place.sh("stat -c %i /workspace/f").await;
     place.put_as("/workspace/f", b"in place", how(WriteMode::InPlace)).await.unwrap();
-    assert_eq!(place.sh("stat -c %i /workspace/f; cat /workspace/f").await, format!("{same}\nin place"));
+    assert_eq!(
+        place.sh("stat -c %i /workspace/f; cat /workspace/f").await,
+        format!("{same}\nin place")
+    );
     let deep = WriteOptions { parents: true, ..WriteOptions::default() };
     assert_eq!(fault(place.put("/workspace/a/b/c", b"x").await), FileFault::NotFound);
     place.put_as("/workspace/a/b/c", b"x", deep).await.unwrap();
     assert_eq!(place.list("/workspace").await.unwrap().len(), 3, "no draft is left");
     // A file of /proc has bytes, though it says that it has none.
     let id = place.get("/proc/sys/kernel/random/boot_id").await.unwrap();
-    assert_eq!(String::from_utf8(id).unwrap().trim(), place.sh("cat /proc/sys/kernel/random/boot_id").await);
+    assert_eq!(
+        String::from_utf8(id).unwrap().trim(),
+        place.sh("cat /proc/sys/kernel/random/boot_id").await
+    );
     place.put("/workspace/empty", b"").await.unwrap();
     assert_eq!(place.get("/workspace/empty").await.unwrap(), b"");
     place.end().await;
@@ -112,7 +118,8 @@ async fn directories_are_made_listed_moved_and_removed() {
 #[tokio::test]
 async fn a_tree_goes_in_and_comes_out_as_it_was() {
     let place = Place::new().await;
-    place.sh("cd /workspace; mkdir -p t/sub/empty; head -c 300000 /dev/urandom > t/sub/data; \
+    place
+        .sh("cd /workspace; mkdir -p t/sub/empty; head -c 300000 /dev/urandom > t/sub/data; \
               ln -s sub/data t/link; mkfifo t/fifo; chmod 700 t/sub/data")
         .await;
     let packed = place.files().export_tar(Path::new("/workspace/t")).await.unwrap();
@@ -120,7 +127,12 @@ async fn a_tree_goes_in_and_comes_out_as_it_was() {
     let into = Path::new("/workspace/new/place");
     let done = place.files().import_tar(into, true, source(bytes.clone())).await.unwrap();
     assert_eq!((done.entries, done.bytes), (4, 300_000), "all but the FIFO");
-    assert_eq!(place.sh("cd /workspace; rm t/fifo; diff -r t new/place && stat -c %a new/place/sub/data").await, "700");
+    assert_eq!(
+        place
+            .sh("cd /workspace; rm t/fifo; diff -r t new/place && stat -c %a new/place/sub/data")
+            .await,
+        "700"
+    );
     // Half an archive is an error, and what is whole of it is there.
     let cut = bytes[..bytes.len() / 2].to_vec();
     let result = place.files().import_tar(Path::new("/workspace/cut"), true, source(cut)).await;
@@ -135,7 +147,8 @@ async fn a_tree_goes_in_and_comes_out_as_it_was() {
 #[tokio::test]
 async fn names_that_are_no_text_come_and_go_unchanged() {
     let place = Place::new().await;
-    for name in [&b"\xff\xfe\x80"[..], b"a\nb\tc", b"back\\slash", b"sp ace %41", "ü☃".as_bytes()] {
+    for name in [&b"\xff\xfe\x80"[..], b"a\nb\tc", b"back\\slash", b"sp ace %41", "ü☃".as_bytes()]
+    {
         let path = PathBuf::from("/workspace").join(OsStr::from_bytes(name));
         place.put(&path, name).await.unwrap();
         assert_eq!(place.get(&path).await.unwrap(), name);
@@ -184,12 +197,15 @@ async fn a_watch_tells_what_happens_at_every_depth() {
     }
     assert!(!seen.iter().any(|(_, path, _)| path.contains('q')), "it left: {seen:?}");
     place.sh("rm -r /workspace/w").await;
-    let rest = promptly(async {
+    let mut last = None;
+    promptly(async {
         while let Some(change) = changes.next().await {
-            change.unwrap();
+            last = Some(change.unwrap());
         }
-    });
-    rest.await;
+    })
+    .await;
+    let last = last.map(|change| (change.kind, change.path));
+    assert_eq!(last, Some((Remove, PathBuf::new())), "it ends with what is watched");
     let missing = place.files().watch(Path::new("/workspace/w"), true).await.err().unwrap();
     assert_eq!(fault::<()>(Err(missing)), FileFault::NotFound);
     place.put("/workspace/file", b"").await.unwrap();

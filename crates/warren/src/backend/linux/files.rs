@@ -109,7 +109,7 @@ impl Talk {
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        self.error(FileFault::Interrupted, io::ErrorKind::BrokenPipe.into())
+        self.error(FileFault::Killed, io::ErrorKind::BrokenPipe.into())
     }
 
     async fn ready(&self) -> Result<()> {
