@@ -1,5 +1,7 @@
 //! Files in and out of a real sandbox, by the daemon's API and by `warren cp`.
 
+#![expect(clippy::unwrap_used, reason = "a helper of a test may panic as the test may")]
+
 use std::ffi::OsStr;
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;

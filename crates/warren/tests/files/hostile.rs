@@ -131,7 +131,7 @@ async fn a3_a_link_swapped_in_a_loop_never_leads_out() {
     );
     assert_eq!(place.sh(&script).await, "started");
     let (began, mut tries, mut inside) = (Instant::now(), 0, 0);
-    while began.elapsed() < Duration::from_secs(4) {
+    while began.elapsed() < Duration::from_secs(3) {
         for path in ["/workspace/f", "/workspace/d/secret", "/workspace/e/secret"] {
             if let Ok(bytes) = promptly(place.get(path)).await {
                 assert_ne!(bytes, SECRET, "{path}");
@@ -275,7 +275,7 @@ async fn a7_a_recursive_removal_never_follows_a_link() {
         .await;
     let began = Instant::now();
     let mut removed = 0;
-    while began.elapsed() < Duration::from_secs(2) {
+    while began.elapsed() < Duration::from_millis(1_500) {
         let result = promptly(place.files().remove(Path::new("/workspace/t"), true)).await;
         removed += usize::from(result.is_ok());
     }
