@@ -695,7 +695,7 @@ fn empty(top: &OwnedFd, nested: usize, done: &mut Summary, channel: &OwnedFd) ->
                 continue;
             }
             progress = true;
-            if done.entries % 1024 == 0 && hung_up(channel) {
+            if done.entries.is_multiple_of(1024) && hung_up(channel) {
                 return Err(call(Errno::PIPE));
             }
             if unlink(top.as_fd(), name)? {
