@@ -60,17 +60,26 @@ impl Running {
         let end = answer.windows(4).position(|four| four == b"\r\n\r\n").unwrap();
         let head = String::from_utf8(answer[..end].to_vec()).unwrap();
         let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        (status, head, answer[end + 4..].to_vec())
+        let body = &answer[end + 4..];
+        let chunked = head.contains("transfer-encoding: chunked");
+        (status, head, if chunked { unchunked(body) } else { body.to_vec() })
     }
 }
 
+/// Puts a body together that came in chunks.
+fn unchunked(mut rest: &[u8]) -> Vec<u8> {
+    let mut body = Vec::new();
+    while let Some(end) = rest.windows(2).position(|two| two == b"\r\n") {
+        let size = std::str::from_utf8(&rest[..end]).unwrap();
+        let size = usize::from_str_radix(size, 16).unwrap();
+        body.extend_from_slice(&rest[end + 2..end + 2 + size]);
+        rest = &rest[end + 2 + size + 2..];
+    }
+    body
+}
+
 fn json(body: &[u8]) -> Value {
-    // It may come in chunks; the sizes are lines of their own.
-    let text = String::from_utf8_lossy(body);
-    let start = text.find('{').unwrap();
-    let end = text.rfind('}').unwrap();
-    let plain: String = text[start..=end].split("\r\n").step_by(3).collect();
-    serde_json::from_str(&plain).or_else(|_| serde_json::from_str(&text[start..=end])).unwrap()
+    serde_json::from_slice(body).unwrap()
 }
 
 #[test]
