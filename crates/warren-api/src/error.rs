@@ -10,7 +10,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
-use warren::SandboxError;
+use warren::{FileFault, SandboxError};
 
 /// Why a request was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -206,6 +206,10 @@ impl From<SandboxError> for ApiError {
             | SandboxError::Suspended { .. }
             | SandboxError::Conflict { .. } => StatusCode::CONFLICT,
             SandboxError::Ended { .. } | SandboxError::SessionEnded { .. } => StatusCode::GONE,
+            SandboxError::File { kind, .. } => {
+                retry_after = (*kind == FileFault::Busy).then_some(Duration::from_secs(1));
+                file_status(*kind)
+            }
             SandboxError::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             SandboxError::Timeout { .. } => StatusCode::GATEWAY_TIMEOUT,
             SandboxError::PortClosed { .. } => StatusCode::BAD_GATEWAY,
@@ -222,8 +226,9 @@ impl From<SandboxError> for ApiError {
                 StatusCode::INTERNAL_SERVER_ERROR
             }
         };
-        // A closed port is the sandbox's affair, and a client can ask for many.
-        if status.is_server_error() && status != StatusCode::BAD_GATEWAY {
+        // A closed port and a full disk are the sandbox's affair, and a client can ask for many.
+        let own = [StatusCode::BAD_GATEWAY, StatusCode::INSUFFICIENT_STORAGE];
+        if status.is_server_error() && !own.contains(&status) {
             tracing::error!(code = error.code(), chain = chain(&error), "request failed");
         }
         let hint = error.hint().unwrap_or("the daemon's log says more").to_owned();
@@ -234,6 +239,24 @@ impl From<SandboxError> for ApiError {
             hint: Some(hint),
             retry_after,
         }
+    }
+}
+
+fn file_status(kind: FileFault) -> StatusCode {
+    match kind {
+        FileFault::NotFound => StatusCode::NOT_FOUND,
+        FileFault::Exists | FileFault::NotEmpty => StatusCode::CONFLICT,
+        FileFault::IsDirectory
+        | FileFault::NotDirectory
+        | FileFault::Special
+        | FileFault::Loop
+        | FileFault::InvalidArchive
+        | FileFault::TooMany
+        | FileFault::Other => StatusCode::UNPROCESSABLE_ENTITY,
+        FileFault::Denied | FileFault::ReadOnly => StatusCode::FORBIDDEN,
+        FileFault::NoSpace | FileFault::Killed => StatusCode::INSUFFICIENT_STORAGE,
+        FileFault::InvalidPath | FileFault::Interrupted => StatusCode::BAD_REQUEST,
+        FileFault::Busy => StatusCode::TOO_MANY_REQUESTS,
     }
 }
 

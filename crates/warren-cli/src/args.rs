@@ -11,6 +11,7 @@ use warren::{BindMount, Limit};
 
 use crate::execs::{ExecArgs, LogsArgs, PsArgs, ShellArgs, SignalArgs, WaitArgs};
 use crate::failure::Failure;
+use crate::file_args::{CpArgs, FilesAction};
 use crate::port::PortArgs;
 use crate::units::{self, Cap};
 
@@ -66,6 +67,14 @@ pub(crate) enum Action {
     Exec(ExecArgs),
     /// Open a shell in a sandbox; Ctrl-P Ctrl-Q leaves it running.
     Shell(ShellArgs),
+    /// Copy files and directories into a sandbox, or out of it.
+    ///
+    /// A path inside is written SANDBOX:/path; `-` is stdin or stdout. A directory is copied whole, into
+    /// the one at DST if there is one. Links are copied as links.
+    Cp(CpArgs),
+    /// Look at the files of a sandbox, and change them.
+    #[command(subcommand)]
+    Files(FilesAction),
     /// Join a sandbox again, or one more time; or a command in it, with what it wrote so far.
     Attach(AttachArgs),
     /// List the commands that run in a sandbox.

@@ -3,8 +3,9 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use http_body_util::{BodyExt as _, Empty, Full};
-use hyper::body::{Bytes, Incoming};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt as _, Empty, Full, StreamBody};
+use hyper::body::{Bytes, Frame, Incoming};
 use hyper::client::conn::http1;
 use hyper::header::HeaderValue;
 use hyper::upgrade::Upgraded;
@@ -22,6 +23,16 @@ use warren_api::{CLIENT_HEADER, ErrorBody};
 use crate::args::{ClientArgs, SettingArgs};
 use crate::config::{Config, Surroundings};
 use crate::failure::Failure;
+use crate::files::Outlet;
+
+/// What is sent with a request.
+type Sent = UnsyncBoxBody<Bytes, io::Error>;
+
+fn whole(body: Option<Vec<u8>>) -> Sent {
+    UnsyncBoxBody::new(
+        Full::new(Bytes::from(body.unwrap_or_default())).map_err(|never| match never {}),
+    )
+}
 
 /// The daemon, as its clients see it.
 #[derive(Debug)]
@@ -187,23 +198,96 @@ impl Client {
         headers: &[(&str, &str)],
         mut each: impl FnMut(&str, &str) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        self.runtime.block_on(self.converse(Method::GET, path, None, headers, async |response| {
-            let mut body = self.checked(response).await?;
-            let mut pending = Vec::new();
-            while let Some(frame) = body.frame().await {
-                let frame = frame.map_err(|error| self.broke(&error))?;
-                pending.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
-                while let Some(end) = pending.windows(2).position(|two| two == b"\n\n") {
-                    let event: Vec<u8> = pending.drain(..end + 2).collect();
-                    let text = String::from_utf8_lossy(&event);
-                    let field = |name| text.lines().find_map(|line| line.strip_prefix(name));
-                    if let (Some(kind), Some(data)) = (field("event: "), field("data: ")) {
-                        each(kind, data)?;
+        self.runtime.block_on(self.converse(
+            Method::GET,
+            path,
+            whole(None),
+            headers,
+            async |response| {
+                let mut body = self.checked(response).await?;
+                let mut pending = Vec::new();
+                while let Some(frame) = body.frame().await {
+                    let frame = frame.map_err(|error| self.broke(&error))?;
+                    pending.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
+                    while let Some(end) = pending.windows(2).position(|two| two == b"\n\n") {
+                        let event: Vec<u8> = pending.drain(..end + 2).collect();
+                        let text = String::from_utf8_lossy(&event);
+                        let field = |name| text.lines().find_map(|line| line.strip_prefix(name));
+                        if let (Some(kind), Some(data)) = (field("event: "), field("data: ")) {
+                            each(kind, data)?;
+                        }
                     }
                 }
-            }
-            Ok(())
-        }))
+                Ok(())
+            },
+        ))
+    }
+
+    /// Sends what `make` writes, on a thread of its own, and reads the answer.
+    pub(crate) fn upload<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        kind: Option<&str>,
+        make: impl FnOnce(&Outlet) -> Result<(), Failure> + Send,
+    ) -> Result<T, Failure> {
+        let (sender, receiver) = tokio::sync::mpsc::channel(4);
+        let frames = futures_util::stream::unfold(receiver, async |mut receiver| {
+            let chunk: io::Result<Bytes> = receiver.recv().await?;
+            Some((chunk.map(Frame::data), receiver))
+        });
+        let body = UnsyncBoxBody::new(StreamBody::new(frames));
+        let headers = [(header::CONTENT_TYPE.as_str(), kind.unwrap_or("application/octet-stream"))];
+        std::thread::scope(|scope| {
+            let maker = scope.spawn(move || {
+                let outlet = Outlet(sender);
+                let made = make(&outlet);
+                if made.is_err() {
+                    // Without an end: the daemon must not take it for the whole.
+                    let _ = outlet.0.blocking_send(Err(io::ErrorKind::Interrupted.into()));
+                }
+                made
+            });
+            let answer = self.runtime.block_on(self.converse(
+                method,
+                path,
+                body,
+                &headers,
+                async |response| {
+                    let body = self.checked(response).await?;
+                    Ok(body.collect().await.map_err(|error| self.broke(&error))?.to_bytes())
+                },
+            ));
+            // What went wrong here explains whatever the daemon made of it.
+            let made = maker.join().unwrap_or_else(|_| Err(Failure::fatal("internal", "a bug")));
+            made.and(answer).and_then(|bytes| self.parsed(&bytes))
+        })
+    }
+
+    /// Asks for bytes and hands them on as they come.
+    pub(crate) fn download(
+        &self,
+        path: &str,
+        head: impl FnOnce(&hyper::HeaderMap),
+        mut each: impl FnMut(Bytes) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        self.runtime.block_on(self.converse(
+            Method::GET,
+            path,
+            whole(None),
+            &[],
+            async |response| {
+                head(response.headers());
+                let mut body = self.checked(response).await?;
+                while let Some(frame) = body.frame().await {
+                    let frame = frame.map_err(|error| self.broke(&error))?;
+                    if let Ok(data) = frame.into_data() {
+                        each(data)?;
+                    }
+                }
+                Ok(())
+            },
+        ))
     }
 
     fn ask(
@@ -223,7 +307,7 @@ impl Client {
         body: Option<Vec<u8>>,
         headers: &[(&str, &str)],
     ) -> Result<Bytes, Failure> {
-        self.converse(method, path, body, headers, async |response| {
+        self.converse(method, path, whole(body), headers, async |response| {
             let body = self.checked(response).await?;
             Ok(body.collect().await.map_err(|error| self.broke(&error))?.to_bytes())
         })
@@ -234,7 +318,7 @@ impl Client {
         &self,
         method: Method,
         path: &str,
-        body: Option<Vec<u8>>,
+        body: Sent,
         headers: &[(&str, &str)],
         answer: impl AsyncFnOnce(Response<Incoming>) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
@@ -244,7 +328,7 @@ impl Client {
         let (mut sender, connection) = handshake.map_err(|error| self.broke(&error))?;
         let mut request =
             Request::builder().method(method).uri(path).header(header::HOST, "localhost");
-        if !headers.iter().any(|(name, _)| *name == "content-type") {
+        if !headers.iter().any(|(name, _)| *name == header::CONTENT_TYPE.as_str()) {
             request = request.header(header::CONTENT_TYPE, "application/json");
         }
         if let Some(name) = &self.name {
@@ -253,7 +337,6 @@ impl Client {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let body = Full::new(Bytes::from(body.unwrap_or_default()));
         let request = request.body(body).map_err(|error| {
             Failure::usage(format!("cannot ask the daemon that: {error}"), "use plain ASCII")
         })?;

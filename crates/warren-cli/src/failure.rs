@@ -68,6 +68,11 @@ impl Failure {
         self.code == "program_not_found"
     }
 
+    /// Tells whether there is nothing at a path inside.
+    pub(crate) fn is_missing_file(&self) -> bool {
+        self.code == "file_not_found"
+    }
+
     /// Tells whether there is no sandbox of that name.
     pub(crate) fn is_not_found(&self) -> bool {
         self.code == "not_found"
@@ -122,6 +127,7 @@ impl From<SandboxError> for Failure {
             | SandboxError::Timeout { .. }
             | SandboxError::PortClosed { .. }
             | SandboxError::Step { .. }
+            | SandboxError::File { .. }
             | SandboxError::Capacity { .. }
             | SandboxError::NoMatch { .. }
             | SandboxError::Conflict { .. }

@@ -7,6 +7,8 @@ mod config;
 mod doctor;
 mod execs;
 mod failure;
+mod file_args;
+mod files;
 mod keys;
 mod notify;
 mod output;
@@ -46,6 +48,8 @@ fn main() -> ExitCode {
         Action::Logs(args) => (args.is_json(), execs::logs(&args)),
         Action::Wait(args) => (args.is_json(), execs::wait(&args)),
         Action::Signal(args) => (args.is_json(), execs::signal(&args)),
+        Action::Cp(args) => (args.client.json, files::cp(&args)),
+        Action::Files(action) => (action.is_json(), files::files(&action)),
         Action::Attach(args) => (args.client.json, commands::attach(&args)),
         Action::Detach(args) => (args.client.json, commands::change(&args, "detach")),
         Action::Suspend(args) => (args.client.json, commands::change(&args, "suspend")),

@@ -5,6 +5,7 @@
 //! single-threaded process beside the library, it copies itself into the namespaces of each new
 //! sandbox; the copy becomes *init*, PID 1 of that sandbox, applies the plan and then runs commands.
 
+pub mod archive;
 pub mod log;
 pub mod plan;
 pub mod protocol;

@@ -5,11 +5,14 @@
 mod account;
 mod apply;
 mod exec;
+mod files;
 mod launcher;
 mod logged;
 mod port;
 mod probe;
 mod serve;
+mod watch;
+mod worker;
 
 fn main() {
     launcher::main();

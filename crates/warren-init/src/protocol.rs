@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use warren_sys::socket;
 
 use crate::log::Overflow;
+pub mod files;
 
 /// The longest message that travels in the packet itself.
 const MAX_INLINE: usize = 64 * 1024;
@@ -87,6 +88,8 @@ pub enum Request {
         /// The port.
         port: u16,
     },
+    /// Do something with files; answered by [`FileEvent`](files::FileEvent)s.
+    Files(files::FileRequest),
 }
 
 /// An address by which a sandbox reaches itself.

@@ -25,6 +25,7 @@ use crate::apply::Inherited;
 use crate::exec::{self, Ends, Starter};
 use crate::launcher::{drain, is_about_one_message};
 use crate::logged::Logged;
+use crate::worker::Workers;
 use crate::{port, probe};
 
 /// How often memory is looked at where no cgroup bounds it.
@@ -85,6 +86,7 @@ struct Init<'a> {
     controls: Vec<OwnedFd>,
     listener: Option<OwnedFd>,
     cpus: u32,
+    workers: Workers,
 }
 
 /// A command whose first process is gone, after it was ended with all it started.
@@ -138,6 +140,7 @@ pub(crate) fn serve(
         controls: vec![control],
         listener,
         cpus: std::thread::available_parallelism().map_or(1, |n| n.get().try_into().unwrap_or(1)),
+        workers: Workers::default(),
     };
     while init.turn(&children) {}
 }
@@ -264,6 +267,10 @@ impl Init<'_> {
             }
             Request::End => return Asked::End,
             Request::Connect { to, port } => port::connect(to, port, &reply),
+            Request::Files(request) => {
+                let suspended = self.suspended.is_some();
+                self.workers.start(&self.starter.proof, &request, reply, fds, suspended);
+            }
         }
         Asked::More
     }
@@ -480,6 +487,7 @@ impl Init<'_> {
                 self.census.mark_of(pid.as_raw_nonzero().get())
             };
             let Ok((end, usage)) = process::reap(pid) else { return };
+            self.workers.forget(pid);
             if command {
                 self.started(pid);
                 let after = self.meter.read();

@@ -12,3 +12,5 @@ pub mod store;
 
 pub use contract::*;
 pub use manager::{DefaultSandboxManager, Shutdown};
+#[doc(inline)]
+pub use warren_init::archive;

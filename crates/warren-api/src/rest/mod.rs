@@ -1,6 +1,7 @@
 //! The native dialect: `/v1`, described by `docs/openapi.json`.
 
 pub mod execs;
+pub mod files;
 pub(crate) mod ports;
 mod sandboxes;
 mod sessions;
@@ -66,6 +67,7 @@ fn parts(api: &Api) -> (Router<Api>, Document) {
         .routes(routes!(execs::log))
         .routes(routes!(execs::stream))
         .routes(routes!(execs::attach))
+        .merge(files::router())
         .routes(routes!(ports::open))
         .route("/v1/sandboxes/{id}/ports/{port}/", any(ports::forward))
         .route("/v1/sandboxes/{id}/ports/{port}/{*path}", any(ports::forward));

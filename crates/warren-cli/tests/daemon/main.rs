@@ -2,6 +2,7 @@
 
 mod clients;
 mod crash;
+mod files;
 mod group;
 mod limits;
 mod ports;

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{Limit, SandboxId};
+use super::{FileFault, Limit, SandboxId};
 use crate::store::StoreError;
 
 /// A result whose error is a [`SandboxError`] unless it says otherwise.
@@ -111,6 +111,20 @@ pub enum SandboxError {
     PortClosed {
         /// The port.
         port: u16,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Something could not be done with a file of a sandbox.
+    #[error("cannot {action} {path}: {}{detail}", kind.reason())]
+    File {
+        /// What was tried, as a verb: "write".
+        action: &'static str,
+        /// The path inside the sandbox.
+        path: String,
+        /// Why not.
+        kind: FileFault,
+        /// What else there is to say, with its punctuation.
+        detail: String,
         /// What the kernel said.
         source: io::Error,
     },
@@ -228,6 +242,7 @@ impl SandboxError {
             Self::Program { kind: ProgramFault::NotFound, .. } => "program_not_found",
             Self::Program { .. } => "program_not_executable",
             Self::PortClosed { .. } => "port_closed",
+            Self::File { kind, .. } => kind.code(),
             Self::TooLarge { .. } => "too_large",
             Self::Capacity { .. } => "capacity",
             Self::NoMatch { .. } => "no_match",
@@ -267,6 +282,7 @@ impl SandboxError {
             Self::PortClosed { .. } => Some(
                 "start a server in the sandbox that listens on this port of 127.0.0.1, 0.0.0.0 or ::1",
             ),
+            Self::File { kind, .. } => Some(kind.hint()),
             Self::TooLarge { .. } => Some("pass it through a file or stdin"),
             Self::Capacity { .. } => Some("end a session, or try again when one has timed out"),
             Self::NoMatch { .. } => Some("ask for less, or for a new sandbox that has it"),

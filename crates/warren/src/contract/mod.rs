@@ -10,6 +10,7 @@ mod command;
 mod error;
 mod exec;
 mod execs;
+mod files;
 mod identity;
 mod limits;
 mod manager;
@@ -28,6 +29,11 @@ pub use exec::{ExecCause, ExecContext, ExecOutput, ExecReport, ResourceUsage, St
 pub use execs::{
     ExecEnd, ExecHandle, ExecId, ExecInfo, ExecInput, ExecOptions, FoundExec, LogOverflow,
     LogPiece, LogRead, LogStream, LogWait, TerminalSize,
+};
+pub use files::{
+    FileChange, FileChangeKind, FileContents, FileEntry, FileFault, FileKind, FileListing,
+    FileSource, FileStream, ListItem, ListOptions, RenameOptions, SandboxFiles, TreeSummary,
+    WriteMode, WriteOptions,
 };
 pub use identity::SandboxId;
 pub use limits::{Bound, EnforcedLimit, Limit, ResourceLimits, UnknownLimit};

@@ -8,8 +8,8 @@ use tokio::sync::mpsc;
 
 use super::{
     Command, Enforcement, ExecContext, ExecId, ExecOptions, ExecOutput, ExecReport, FoundExec,
-    PortStream, ResourceUsage, Result, SandboxCapabilities, SandboxError, SandboxId, SandboxSpec,
-    StreamOutput,
+    PortStream, ResourceUsage, Result, SandboxCapabilities, SandboxError, SandboxFiles, SandboxId,
+    SandboxSpec, StreamOutput,
 };
 
 /// One sandbox: a place on a host where commands run behind walls.
@@ -121,6 +121,11 @@ pub trait Sandbox: Send + Sync {
     /// Returns what its backend needs to find it again after a restart, to be kept in a store and
     /// understood by that backend alone; `None` if it ends with the process that made it.
     fn anchor(&self) -> Option<String> {
+        None
+    }
+
+    /// Returns its files, if its backend lets them be reached from outside.
+    fn files(&self) -> Option<&dyn SandboxFiles> {
         None
     }
 

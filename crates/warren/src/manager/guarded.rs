@@ -14,29 +14,29 @@ use super::session::Held;
 use crate::{
     Command, Enforcement, ExecContext, ExecEnd, ExecHandle, ExecId, ExecInfo, ExecOptions,
     ExecOutput, ExecReport, FoundExec, LogRead, LogWait, PortStream, ResourceUsage, Result,
-    Sandbox, SandboxCapabilities, SandboxError, SandboxId, SandboxSession, SessionState,
-    StreamOutput, TerminalSize,
+    Sandbox, SandboxCapabilities, SandboxError, SandboxFiles, SandboxId, SandboxSession,
+    SessionState, StreamOutput, TerminalSize,
 };
 
 /// A sandbox as its clients hold it.
 #[derive(Debug)]
 pub(super) struct Guarded {
     inner: Arc<Inner>,
-    handle: Arc<dyn Sandbox>,
+    pub(super) handle: Arc<dyn Sandbox>,
     /// Through which session it is used; all of the sandbox's if it was asked for by its id.
     session: Option<String>,
 }
 
 /// Whether a use may change what is inside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Use {
+pub(super) enum Use {
     Runs,
     Looks,
 }
 
 /// Work that goes on: while this lives, its sessions do not rest.
 #[derive(Debug)]
-struct Work {
+pub(super) struct Work {
     inner: Arc<Inner>,
     sessions: Vec<String>,
     kind: Kind,
@@ -91,7 +91,7 @@ impl Guarded {
     }
 
     /// Begins a piece of work, if the sandbox is to be used.
-    fn begin(&self, usage: Use) -> Result<Work> {
+    pub(super) fn begin(&self, usage: Use) -> Result<Work> {
         self.begin_as(usage, Kind::Call)
     }
 
@@ -357,6 +357,10 @@ impl Sandbox for Guarded {
 
     fn anchor(&self) -> Option<String> {
         self.handle.anchor()
+    }
+
+    fn files(&self) -> Option<&dyn SandboxFiles> {
+        self.handle.files().map(|_| self as &dyn SandboxFiles)
     }
 
     fn enforcement(&self) -> Enforcement {

@@ -10,6 +10,7 @@
 //! | `recovery.rs` | what happens with the records of the manager before |
 
 mod guarded;
+mod guarded_files;
 mod keeper;
 mod pool;
 mod recovery;

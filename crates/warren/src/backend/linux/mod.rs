@@ -14,6 +14,7 @@ mod anchor;
 mod channel;
 mod execs;
 mod execution;
+mod files;
 mod groups;
 mod host;
 mod launcher;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -14,7 +14,9 @@ use rustix::process::Signal;
 use serde::de::DeserializeOwned;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 use warren_init::plan::Plan;
+use warren_init::protocol::files::FileRequest;
 use warren_init::protocol::{Done, Failure, Loopback, Proof, Report, Request, Standing, Tries};
 
 use super::anchor::{self, Anchor, Home};
@@ -31,8 +33,8 @@ use crate::backend::ExecPlan;
 use crate::{
     Command, CreateOptions, Enforcement, ExecCause, ExecContext, ExecHandle, ExecId, ExecOptions,
     ExecOutput, ExecReport, FoundExec, Layer, LogPiece, LogStream, LogWait, PortStream,
-    ResourceUsage, Result, Sandbox, SandboxCapabilities, SandboxError, SandboxId, SandboxSpec,
-    StreamOutput,
+    ResourceUsage, Result, Sandbox, SandboxCapabilities, SandboxError, SandboxFiles, SandboxId,
+    SandboxSpec, StreamOutput,
 };
 
 /// How long a killed sandbox may take to be gone.
@@ -259,6 +261,8 @@ pub(crate) struct Core {
     execs: Execs,
     /// The terms that hold now; a handle keeps those it was given under.
     current: Mutex<Arc<Terms>>,
+    /// Ends what is done with files when the sandbox is suspended.
+    transfers: Mutex<CancellationToken>,
 }
 
 /// What a sandbox is for whoever has it. A warm one gets new terms when it is claimed.
@@ -321,6 +325,7 @@ impl LinuxSandbox {
             used: Mutex::default(),
             created: Instant::now(),
             current: Mutex::new(terms.clone()),
+            transfers: Mutex::default(),
         };
         Self { core: Arc::new(core), terms }
     }
@@ -449,6 +454,31 @@ impl LinuxSandbox {
         SandboxError::Ended { id: self.core.id.clone() }
     }
 
+    pub(crate) fn suspended(&self) -> SandboxError {
+        SandboxError::Suspended { id: self.core.id.clone() }
+    }
+
+    /// Begins a conversation about files, to be given up when what comes with it is cancelled.
+    pub(crate) async fn ask_about_files(
+        &self,
+        request: FileRequest,
+        data: Option<BorrowedFd<'_>>,
+    ) -> Result<(Channel, CancellationToken)> {
+        let _state = self.running().await?;
+        if self.has_ended() {
+            return Err(self.ended());
+        }
+        let (ours, theirs) = Channel::pair().map_err(|error| lost("make a socket", error))?;
+        let fds: Vec<_> = [theirs.as_fd()].into_iter().chain(data).collect();
+        let sent = self.control().send(&Request::Files(request), &fds).await;
+        sent.map_err(|error| self.explain(lost("reach init", error)))?;
+        Ok((ours, self.transfers().clone()))
+    }
+
+    fn transfers(&self) -> MutexGuard<'_, CancellationToken> {
+        self.core.transfers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn account(&self, usage: &ResourceUsage) {
         self.core.account(usage);
     }
@@ -483,7 +513,7 @@ impl LinuxSandbox {
         let state = self.core.state.lock().await;
         match *state {
             State::Running => Ok(state),
-            State::Suspended => Err(SandboxError::Suspended { id: self.core.id.clone() }),
+            State::Suspended => Err(self.suspended()),
             State::Destroyed => Err(self.ended()),
         }
     }
@@ -632,7 +662,10 @@ impl Sandbox for LinuxSandbox {
     }
 
     async fn suspend(&self) -> Result<()> {
-        self.change(State::Suspended, Request::Suspend).await
+        self.change(State::Suspended, Request::Suspend).await?;
+        // None can be added before the sandbox is resumed.
+        std::mem::take(&mut *self.transfers()).cancel();
+        Ok(())
     }
 
     async fn resume(&self) -> Result<()> {
@@ -707,6 +740,10 @@ impl Sandbox for LinuxSandbox {
         }
         usage.wall_time_ms = millis(self.core.created.elapsed());
         Ok(usage)
+    }
+
+    fn files(&self) -> Option<&dyn SandboxFiles> {
+        Some(self)
     }
 
     fn enforcement(&self) -> Enforcement {

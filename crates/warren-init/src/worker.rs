@@ -1,0 +1,81 @@
+//! The processes that serve files: one for each request, so that none holds up init.
+//!
+//! A worker is a copy of init with its rights and nothing of its descriptors. It does one thing for
+//! the one at the other end of its socket, and ends when that is done or when nobody is there.
+
+use std::collections::HashSet;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::OFlags;
+use rustix::process::Pid;
+use warren_init::protocol;
+use warren_init::protocol::files::{Fault, FaultKind, FileEvent, FileRequest};
+use warren_sys::process::{self, Fork, Namespaces, SingleThreaded};
+use warren_sys::{cred, fd};
+
+use crate::files;
+
+/// How many may work at once.
+const MAX_WORKERS: usize = 32;
+
+/// The workers of one init.
+#[derive(Debug, Default)]
+pub(crate) struct Workers(HashSet<Pid>);
+
+impl Workers {
+    /// Starts one for a request, or says why not.
+    pub(crate) fn start(
+        &mut self,
+        proof: &SingleThreaded,
+        request: &FileRequest,
+        channel: OwnedFd,
+        mut fds: Vec<OwnedFd>,
+        suspended: bool,
+    ) {
+        let refuse = |kind, errno| {
+            let fault = Fault { kind, errno, written: 0, detail: Vec::new() };
+            let _ = protocol::send(&channel, &FileEvent::Failed(fault), &[]);
+        };
+        if suspended {
+            return refuse(FaultKind::Suspended, 0);
+        }
+        if self.0.len() >= MAX_WORKERS {
+            return refuse(FaultKind::Busy, 0);
+        }
+        match process::fork(proof, Namespaces::NONE, None) {
+            Ok(Fork::Parent { child, .. }) => {
+                self.0.insert(child);
+            }
+            Ok(Fork::Child) => {
+                let data = (!fds.is_empty()).then(|| fds.remove(0));
+                if prepare(&channel, data.as_ref()).is_ok() {
+                    files::serve(request, &channel, data);
+                }
+                process::exit_now(0)
+            }
+            Err(error) => refuse(FaultKind::Busy, error.raw_os_error().unwrap_or_default()),
+        }
+    }
+
+    /// Takes note that a process is gone, whoever it was.
+    pub(crate) fn forget(&mut self, pid: Pid) {
+        self.0.remove(&pid);
+    }
+}
+
+/// Leaves everything of init's behind before the first path is walked.
+fn prepare(channel: &OwnedFd, data: Option<&OwnedFd>) -> std::io::Result<()> {
+    let streams = [fd::inherited(0)?, fd::inherited(1)?, fd::inherited(2)?];
+    let mut keep = vec![channel, &streams[0], &streams[1], &streams[2]];
+    keep.extend(data);
+    fd::close_all_except(&keep)?;
+    std::mem::forget(streams);
+    rustix::process::setsid()?;
+    // Signals stay as init has them: a pipe that nobody reads is an error, not the end.
+    if !cred::holds_nothing()? {
+        return Err(rustix::io::Errno::PERM.into());
+    }
+    // This end is nobody else's. A worker may wait; init may not.
+    let flags = rustix::fs::fcntl_getfl(channel)?;
+    Ok(rustix::fs::fcntl_setfl(channel, flags - OFlags::NONBLOCK)?)
+}
