@@ -369,7 +369,9 @@ impl Log {
 
     /// Shows what the journal has.
     fn show_until(&mut self, last: u64) {
-        while let Some(noted) = self.waiting.pop_front_if(|noted| noted.number <= last) {
+        let shown = self.waiting.partition_point(|noted| noted.number <= last);
+        let later = self.waiting.split_off(shown);
+        for noted in std::mem::replace(&mut self.waiting, later) {
             self.show(noted);
         }
     }

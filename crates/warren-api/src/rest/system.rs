@@ -37,10 +37,11 @@ async fn default_of(api: &Api, who: &Principal) -> Result<Option<SandboxId>, Api
 }
 
 async fn put_default(api: &Api, who: &Principal, id: Option<SandboxId>) -> Result<(), ApiError> {
-    Ok(match who.operator {
-        true => api.manager().set_default_sandbox(id).await?,
-        false => api.set_default(&who.tenant, id).await?,
-    })
+    let set = match who.operator {
+        true => api.manager().set_default_sandbox(id).await,
+        false => api.set_default(&who.tenant, id).await,
+    };
+    Ok(set?)
 }
 
 /// Tells which sandbox is used when the caller names none.

@@ -1,5 +1,7 @@
 //! Peers that take what is not theirs: time, connections, memory (THREATS B6, B8, B13).
 
+#![expect(clippy::unwrap_used, reason = "a helper of a test may panic as the test may")]
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;

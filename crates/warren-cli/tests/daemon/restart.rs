@@ -1,5 +1,7 @@
 //! What clients may rely on although the daemon was killed (D1).
 
+#![expect(clippy::unwrap_used, reason = "a helper of a test may panic as the test may")]
+
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, ChildStdout};
 
