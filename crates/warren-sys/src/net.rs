@@ -6,6 +6,9 @@ use std::os::fd::AsRawFd;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
+/// By number, from the kernel's `sockios.h`: C libraries do not agree on its type.
+const SIOCSIFFLAGS: libc::Ioctl = 0x8914;
+
 /// Brings up the loopback interface of this network namespace. See netdevice(7).
 #[expect(clippy::cast_possible_truncation, reason = "flags that fit the narrow field of ifreq")]
 pub fn loopback_up() -> io::Result<()> {
@@ -18,6 +21,6 @@ pub fn loopback_up() -> io::Result<()> {
     request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as i16;
     // SAFETY: SIOCSIFFLAGS reads one `ifreq`, which is initialised and outlives the call; its name
     // is terminated.
-    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) };
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCSIFFLAGS, &raw const request) };
     crate::check(result).map(drop)
 }
