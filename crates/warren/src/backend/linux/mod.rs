@@ -65,11 +65,37 @@ struct Inner {
     host: Host,
 }
 
-/// The sandboxes that live.
+/// How many sandboxes there are before anybody looks for some that have ended.
+const FIRST_LOOK: usize = 64;
+
+/// The sandboxes that live, and some that have ended since somebody looked.
 #[derive(Debug, Default)]
 struct Registry {
     sandboxes: HashMap<SandboxId, LinuxSandbox>,
+    /// How many there must be for the next look.
+    next_look: usize,
     last_created: Option<DateTime<Utc>>,
+}
+
+impl Registry {
+    /// Returns the sandbox of that id, if it lives.
+    fn get(&self, id: &SandboxId) -> Option<&LinuxSandbox> {
+        self.sandboxes.get(id).filter(|sandbox| !sandbox.has_ended())
+    }
+
+    /// Adds a sandbox. Those that have ended are looked for only when there are twice as many as were
+    /// left the last time: each look asks the kernel once for every sandbox.
+    fn insert(&mut self, id: SandboxId, sandbox: LinuxSandbox) {
+        self.sandboxes.insert(id, sandbox);
+        if self.sandboxes.len() >= self.next_look.max(FIRST_LOOK) {
+            self.forget_ended();
+        }
+    }
+
+    fn forget_ended(&mut self) {
+        self.sandboxes.retain(|_, sandbox| !sandbox.has_ended());
+        self.next_look = self.sandboxes.len() * 2;
+    }
 }
 
 impl LinuxBackend {
@@ -117,7 +143,7 @@ impl LinuxBackend {
             plan::refuse_runtime(spec, runtime)?;
         }
         let id = options.id.clone().unwrap_or_default();
-        if self.living().iter().any(|sandbox| *sandbox.id() == id) {
+        if self.registry().get(&id).is_some() {
             return Err(SandboxError::AlreadyExists { what: "sandbox", id: id.0 });
         }
         let runtime = match (options.persistent, &self.inner.runtime) {
@@ -167,7 +193,7 @@ impl LinuxBackend {
         let sandbox = LinuxSandbox::new(&inputs, &plan, instance, support, false);
         let mut registry = self.registry();
         registry.last_created = Some(sandbox.capabilities().created_at);
-        registry.sandboxes.insert(id, sandbox.clone());
+        registry.insert(id, sandbox.clone());
         Ok(sandbox)
     }
 
@@ -180,7 +206,7 @@ impl LinuxBackend {
         &self.inner.host
     }
 
-    /// The registry is only ever touched for a moment, never across a kernel call.
+    /// The registry is only ever touched for a moment, never across a kernel call that waits.
     fn registry(&self) -> MutexGuard<'_, Registry> {
         self.inner.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -188,7 +214,7 @@ impl LinuxBackend {
     /// Returns the sandboxes that live, and forgets the others.
     fn living(&self) -> Vec<LinuxSandbox> {
         let mut registry = self.registry();
-        registry.sandboxes.retain(|_, sandbox| !sandbox.has_ended());
+        registry.forget_ended();
         registry.sandboxes.values().map(LinuxSandbox::current).collect()
     }
 }
@@ -282,7 +308,7 @@ impl IsolationBackend for LinuxBackend {
         };
         let plan = plan::plan(&inputs, &plan::RememberedHost)?;
         let sandbox = LinuxSandbox::new(&inputs, &plan, instance, support, suspended);
-        self.registry().sandboxes.insert(id.clone(), sandbox.clone());
+        self.registry().insert(id.clone(), sandbox.clone());
         Ok(Some(Box::new(sandbox)))
     }
 
@@ -314,7 +340,7 @@ impl IsolationBackend for LinuxBackend {
     }
 
     async fn get_sandbox(&self, id: &SandboxId) -> Result<Option<Box<dyn Sandbox>>> {
-        let found = self.living().into_iter().find(|sandbox| sandbox.id() == id);
+        let found = self.registry().get(id).map(LinuxSandbox::current);
         Ok(found.map(|sandbox| Box::new(sandbox) as Box<dyn Sandbox>))
     }
 
