@@ -197,7 +197,7 @@ fn hand_down(group: &Path) -> Vec<&'static str> {
     // With processes in it the kernel refuses some controllers, and those it takes make the groups
     // below useless; only the very top may have both.
     let is_free = || !has_processes(group) || !group.join("cgroup.type").exists();
-    if !WANTED.iter().any(|name| missing(&name)) || !is_free() {
+    if !WANTED.iter().any(missing) || !is_free() {
         return WANTED.into_iter().filter(|name| has(&down, name)).collect();
     }
     for name in WANTED.into_iter().filter(missing) {
