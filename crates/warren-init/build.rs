@@ -3,9 +3,13 @@
 //! Cargo cannot yet make a program a dependency of a library. So the build script calls cargo again
 //! for the program alone, optimised and static whatever the outer profile is, in a target directory
 //! of its own. The inner build runs this script too, with `WARREN_INIT_IMAGE` set, and stops here.
+//!
+//! With musl's target installed (`rustup target add x86_64-unknown-linux-musl`) the program is half as
+//! big and starts without asking the processor what it can, which in a virtual machine takes half a
+//! millisecond. Without it the C library of the outer build serves as well.
 
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 fn main() {
@@ -19,7 +23,8 @@ fn main() {
         return;
     }
     let variable = |name| env::var(name).unwrap_or_else(|_| panic!("cargo sets {name}"));
-    let (target, out) = (variable("TARGET"), PathBuf::from(variable("OUT_DIR")));
+    let out = PathBuf::from(variable("OUT_DIR"));
+    let target = smallest(variable("TARGET"), &variable("RUSTC"));
     let directory = out.join("image");
     let status = Command::new(variable("CARGO"))
         .args(["build", "--release", "--bin", "warren-init", "--manifest-path"])
@@ -47,4 +52,15 @@ fn main() {
     let program = directory.join(&target).join("release/warren-init");
     std::fs::copy(&program, out.join("warren-init"))
         .unwrap_or_else(|error| panic!("cannot copy {}: {error}", program.display()));
+}
+
+/// Returns the same target with musl as its C library, if that is installed.
+fn smallest(target: String, rustc: &str) -> String {
+    let musl = target.replace("-gnu", "-musl");
+    let asked = Command::new(rustc).args(["--print", "target-libdir", "--target", &musl]).output();
+    let directory = asked.map(|answer| String::from_utf8_lossy(&answer.stdout).trim().to_owned());
+    match directory {
+        Ok(directory) if !directory.is_empty() && Path::new(&directory).is_dir() => musl,
+        _ => target,
+    }
 }

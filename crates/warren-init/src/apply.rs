@@ -303,20 +303,25 @@ fn mount_proc(
             attach_at(root, &path, &tree)?;
         }
     }
+    // Looked up once each, from /proc itself: there are many of them.
+    let null = step("open", "/dev/null", mount::target(root, "dev/null"))?;
+    let empty = step("open", "empty", mount::target(scratch, "empty"))?;
     for name in &planned.masked {
-        let Ok(found) = rustix::fs::statat(proc.as_fd(), name.as_str(), AtFlags::SYMLINK_NOFOLLOW)
-        else {
-            continue;
-        };
         let path = format!("/proc/{name}");
-        let mask = if rustix::fs::FileType::from_raw_mode(found.st_mode).is_dir() {
-            let tree = step("clone", "empty", mount::clone_at(scratch, "empty"))?;
+        let target = match mount::target(proc.as_fd(), name) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            found => step("open the mount target", &path, found)?,
+        };
+        let found = rustix::fs::fstat(&target).map_err(io::Error::from);
+        let mode = step("look at", &path, found)?.st_mode;
+        let mask = if rustix::fs::FileType::from_raw_mode(mode).is_dir() {
+            let tree = step("clone", "empty", mount::clone_place(empty.as_fd()))?;
             step("restrict", &path, mount::restrict(tree.as_fd(), read_only, None))?;
             tree
         } else {
-            step("clone", "/dev/null", mount::clone_at(root, "dev/null"))?
+            step("clone", "/dev/null", mount::clone_place(null.as_fd()))?
         };
-        attach_at(root, &path, &mask)?;
+        step("mount", &path, mount::attach(mask.as_fd(), target.as_fd()))?;
     }
     Ok(())
 }

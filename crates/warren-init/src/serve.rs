@@ -139,8 +139,9 @@ pub(crate) fn serve(
         reading: Vec::new(),
         controls: vec![control],
         listener,
-        cpus: std::thread::available_parallelism().map_or(1, |n| n.get().try_into().unwrap_or(1)),
         workers: Workers::default(),
+        // Not `available_parallelism`, which reads mounts and groups for a quota.
+        cpus: rustix::thread::sched_getaffinity(None).map_or(1, |cpus| cpus.count().max(1)),
     };
     while init.turn(&children) {}
 }

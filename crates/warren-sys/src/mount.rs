@@ -62,6 +62,11 @@ pub fn clone_at(dir: BorrowedFd<'_>, path: &str) -> io::Result<OwnedFd> {
     clone(dir, Path::new(path), OpenTreeFlags::AT_SYMLINK_NOFOLLOW)
 }
 
+/// Clones the one mount that `place` is on, from there downwards.
+pub fn clone_place(place: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    clone(place, Path::new(""), OpenTreeFlags::AT_EMPTY_PATH)
+}
+
 fn clone(dir: BorrowedFd<'_>, path: &Path, flags: OpenTreeFlags) -> io::Result<OwnedFd> {
     let flags = flags | OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     Ok(rustix::mount::open_tree(dir, path, flags)?)

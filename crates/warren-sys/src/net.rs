@@ -8,6 +8,9 @@ use rustix::net::{
     AddressFamily, Ipv4Addr, SocketAddrV4, SocketFlags, SocketType, connect, socket_with,
 };
 
+/// By number, from the kernel's `sockios.h`: C libraries do not agree on its type.
+const SIOCSIFFLAGS: libc::Ioctl = 0x8914;
+
 /// Brings up the loopback interface of this network namespace. See netdevice(7).
 #[expect(clippy::cast_possible_truncation, reason = "flags that fit the narrow field of ifreq")]
 pub fn loopback_up() -> io::Result<()> {
@@ -20,7 +23,7 @@ pub fn loopback_up() -> io::Result<()> {
     request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as i16;
     // SAFETY: SIOCSIFFLAGS reads one `ifreq`, which is initialised and outlives the call; its name
     // is terminated.
-    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) };
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCSIFFLAGS, &raw const request) };
     crate::check(result).map(drop)
 }
 

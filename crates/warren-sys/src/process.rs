@@ -245,7 +245,9 @@ pub fn limit(resource: rustix::process::Resource, value: u64) -> io::Result<()> 
 }
 
 /// The limit that [`set_mark`] uses.
-pub const MARK: u32 = libc::RLIMIT_LOCKS;
+pub const MARK: u32 = RLIMIT_LOCKS;
+/// By number, from the kernel's `resource.h`: C libraries do not agree on its type.
+const RLIMIT_LOCKS: u32 = 10;
 
 /// Marks this process by a limit that the kernel stopped reading in Linux 2.4 and still hands down
 /// to every child. See getrlimit(2), RLIMIT_LOCKS.

@@ -1,6 +1,7 @@
 //! What this host offers a sandbox: who we are, which control groups we may use, what is where.
 
 use std::fs;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::Access;
@@ -99,7 +100,8 @@ impl GroupSupport {
             };
             let usable = candidates.into_iter().find(|group| is_ours(group));
             if let Some(group) = usable {
-                if group == v2.own && !v2.controllers.is_empty() && has_processes(group) {
+                let useful = v2.controllers.iter().any(|name| WANTED.contains(&name.as_str()));
+                if group == v2.own && useful && has_processes(group) {
                     vacated = Vacated::leave(group);
                 }
                 let handed_down = hand_down(group);
@@ -177,23 +179,30 @@ fn is_ours(group: &Path) -> bool {
 }
 
 fn has_processes(group: &Path) -> bool {
-    cgroup::read(group, "cgroup.procs").is_ok_and(|processes| !processes.is_empty())
+    // The first bytes tell, and the list may be as long as that of the host's processes.
+    let first =
+        fs::File::open(group.join("cgroup.procs")).and_then(|mut list| list.read(&mut [0; 8]));
+    first.is_ok_and(|length| length > 0)
 }
+
+/// The controllers that hold limits of ours.
+const WANTED: [&str; 3] = ["memory", "pids", "cpu"];
 
 /// Has the controllers that we use handed down below `group` and returns those that are.
 fn hand_down(group: &Path) -> Vec<&'static str> {
-    const WANTED: [&str; 3] = ["memory", "pids", "cpu"];
     let list = |file| cgroup::read(group, file).unwrap_or_default();
     let has = |text: &str, name: &str| text.split_whitespace().any(|found| found == name);
     let (there, down) = (list("cgroup.controllers"), list("cgroup.subtree_control"));
+    let missing = |name: &&str| has(&there, name) && !has(&down, name);
     // With processes in it the kernel refuses some controllers, and those it takes make the groups
     // below useless; only the very top may have both.
-    let free = !has_processes(group) || !group.join("cgroup.type").exists();
-    for name in WANTED.into_iter().filter(|_| free) {
-        if has(&there, name) && !has(&down, name) {
-            // Nobody's to give in some containers; what counts is what is read back.
-            let _ = cgroup::write(group, "cgroup.subtree_control", &format!("+{name}"));
-        }
+    let is_free = || !has_processes(group) || !group.join("cgroup.type").exists();
+    if !WANTED.iter().any(missing) || !is_free() {
+        return WANTED.into_iter().filter(|name| has(&down, name)).collect();
+    }
+    for name in WANTED.into_iter().filter(missing) {
+        // Nobody's to give in some containers; what counts is what is read back.
+        let _ = cgroup::write(group, "cgroup.subtree_control", &format!("+{name}"));
     }
     let down = list("cgroup.subtree_control");
     WANTED.into_iter().filter(|name| has(&down, name)).collect()

@@ -69,13 +69,39 @@ struct Inner {
     host: Host,
 }
 
-/// The sandboxes that live.
+/// How many sandboxes there are before anybody looks for some that have ended.
+const FIRST_LOOK: usize = 64;
+
+/// The sandboxes that live, and some that have ended since somebody looked.
 #[derive(Debug, Default)]
 struct Registry {
     sandboxes: HashMap<SandboxId, LinuxSandbox>,
     /// Those that are being made.
     claimed: HashSet<SandboxId>,
+    /// How many there must be for the next look.
+    next_look: usize,
     last_created: Option<DateTime<Utc>>,
+}
+
+impl Registry {
+    /// Returns the sandbox of that id, if it lives.
+    fn get(&self, id: &SandboxId) -> Option<&LinuxSandbox> {
+        self.sandboxes.get(id).filter(|sandbox| !sandbox.has_ended())
+    }
+
+    /// Adds a sandbox. Those that have ended are looked for only when there are twice as many as were
+    /// left the last time: each look asks the kernel once for every sandbox.
+    fn insert(&mut self, id: SandboxId, sandbox: LinuxSandbox) {
+        self.sandboxes.insert(id, sandbox);
+        if self.sandboxes.len() >= self.next_look.max(FIRST_LOOK) {
+            self.forget_ended();
+        }
+    }
+
+    fn forget_ended(&mut self) {
+        self.sandboxes.retain(|_, sandbox| !sandbox.has_ended());
+        self.next_look = self.sandboxes.len() * 2;
+    }
 }
 
 impl LinuxBackend {
@@ -172,7 +198,7 @@ impl LinuxBackend {
         let sandbox = LinuxSandbox::new(&inputs, &plan, instance, support, false);
         let mut registry = self.registry();
         registry.last_created = Some(sandbox.capabilities().created_at);
-        registry.sandboxes.insert(id.clone(), sandbox.clone());
+        registry.insert(id.clone(), sandbox.clone());
         Ok(sandbox)
     }
 
@@ -185,7 +211,7 @@ impl LinuxBackend {
         &self.inner.host
     }
 
-    /// The registry is only ever touched for a moment, never across a kernel call.
+    /// The registry is only ever touched for a moment, never across a kernel call that waits.
     fn registry(&self) -> MutexGuard<'_, Registry> {
         self.inner.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -193,7 +219,7 @@ impl LinuxBackend {
     /// Returns the sandboxes that live, and forgets the others.
     fn living(&self) -> Vec<LinuxSandbox> {
         let mut registry = self.registry();
-        registry.sandboxes.retain(|_, sandbox| !sandbox.has_ended());
+        registry.forget_ended();
         registry.sandboxes.values().map(LinuxSandbox::current).collect()
     }
 }
@@ -212,7 +238,7 @@ struct Claim<'a> {
 impl<'a> Claim<'a> {
     fn new(backend: &'a LinuxBackend, id: &SandboxId) -> Result<Self> {
         let mut registry = backend.registry();
-        let lives = registry.sandboxes.get(id).is_some_and(|sandbox| !sandbox.has_ended());
+        let lives = registry.get(id).is_some();
         if lives || !registry.claimed.insert(id.clone()) {
             return Err(taken(id));
         }
@@ -316,7 +342,7 @@ impl IsolationBackend for LinuxBackend {
         let plan = plan::plan(&inputs, &plan::RememberedHost)?;
         let sandbox = LinuxSandbox::new(&inputs, &plan, instance, support, suspended);
         sandbox.adopt_execs().await?;
-        self.registry().sandboxes.insert(id.clone(), sandbox.clone());
+        self.registry().insert(id.clone(), sandbox.clone());
         Ok(Some(Box::new(sandbox)))
     }
 
@@ -348,7 +374,7 @@ impl IsolationBackend for LinuxBackend {
     }
 
     async fn get_sandbox(&self, id: &SandboxId) -> Result<Option<Box<dyn Sandbox>>> {
-        let found = self.living().into_iter().find(|sandbox| sandbox.id() == id);
+        let found = self.registry().get(id).map(LinuxSandbox::current);
         Ok(found.map(|sandbox| Box::new(sandbox) as Box<dyn Sandbox>))
     }
 
