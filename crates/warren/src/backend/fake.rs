@@ -157,6 +157,8 @@ struct Shared {
     half_made: BTreeSet<SandboxId>,
     killed: bool,
     unclaimable: fn(&SandboxSpec) -> bool,
+    /// What the next pauses are drawn from; steps take no time without.
+    pace: Option<u64>,
     counts: Counts,
     last_created: Option<DateTime<Utc>>,
 }
@@ -215,6 +217,7 @@ impl FakeBackend {
                 half_made: BTreeSet::new(),
                 killed: false,
                 unclaimable: |_| false,
+                pace: None,
                 counts: Counts::default(),
                 last_created: None,
             })),
@@ -284,6 +287,13 @@ impl FakeBackend {
         lock(&self.shared).unclaimable = unclaimable;
     }
 
+    /// Has each step take its time: a few turns of the scheduler or milliseconds, the same for the
+    /// same seed, before it does or fails to do what it is to do.
+    pub fn set_pace(&self, seed: u64) {
+        // A generator of this kind stays at zero for ever.
+        lock(&self.shared).pace = Some(seed.max(1));
+    }
+
     /// Kills the process that uses the backend, as `kill -9` would: what is given up from now on is
     /// left half-done, until [`restart`](Self::restart).
     pub fn kill(&self) {
@@ -310,6 +320,16 @@ impl FakeBackend {
 
     /// Passes a step: waits if it is to stall, then fails if it is to fail.
     async fn pass(&self, step: Step) -> Result<()> {
+        let pause = lock(&self.shared).pause();
+        match pause {
+            Pause::None => {}
+            Pause::Turns(turns) => {
+                for _ in 0..turns {
+                    tokio::task::yield_now().await;
+                }
+            }
+            Pause::Time(time) => tokio::time::sleep(time).await,
+        }
         let due = lock(&self.shared).due(step);
         let mut fails = false;
         for action in due {
@@ -337,7 +357,29 @@ impl FakeBackend {
     }
 }
 
+/// How long a step takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pause {
+    None,
+    Turns(u64),
+    Time(Duration),
+}
+
 impl Shared {
+    /// Draws how long the next step takes.
+    fn pause(&mut self) -> Pause {
+        let Some(dice) = &mut self.pace else { return Pause::None };
+        *dice ^= *dice << 13;
+        *dice ^= *dice >> 7;
+        *dice ^= *dice << 17;
+        let length = (*dice >> 16) % 5;
+        match (*dice >> 8) % 3 {
+            0 => Pause::None,
+            1 => Pause::Turns(length),
+            _ => Pause::Time(Duration::from_millis(length)),
+        }
+    }
+
     /// Returns what is to happen at this pass of a step, and uses up the orders for it.
     fn due(&mut self, step: Step) -> Vec<Action> {
         let mut due = Vec::new();

@@ -586,6 +586,10 @@ impl Keeper {
         }
         let mut registry = self.inner.registry();
         for mut held in sessions {
+            if life.is_some() {
+                // The kernel took its time, and work may have ended meanwhile: it rests from now.
+                held.touch();
+            }
             held.dirty = false;
             registry.put_session(held);
         }
