@@ -717,8 +717,11 @@ impl Inner {
                 if let Some(joined) = self.join(&mailbox, client, Join::Any, false).await? {
                     return Ok((joined, false));
                 }
-                let still_there = self.registry().sandboxes.contains_key(id);
-                if still_there || !request.create_if_missing {
+                // Another call may have made one of this id meanwhile: look again, unless it is the
+                // same that is still there and cannot be joined.
+                let registry = self.registry();
+                let there = registry.sandboxes.get(id);
+                if there.is_some_and(|entry| entry.mailbox.same_channel(&mailbox)) {
                     return Err(unknown());
                 }
                 continue;
