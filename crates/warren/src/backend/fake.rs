@@ -174,6 +174,7 @@ struct Order {
 #[derive(Debug, Clone)]
 enum Action {
     Fail,
+    Panic,
     Stall(watch::Receiver<bool>, Arc<watch::Sender<bool>>),
 }
 
@@ -239,6 +240,11 @@ impl FakeBackend {
         lock(&self.shared).orders.push(Order { step, when, passed: 0, action: Action::Fail });
     }
 
+    /// Tells a step to panic.
+    pub fn panic(&self, step: Step, when: When) {
+        lock(&self.shared).orders.push(Order { step, when, passed: 0, action: Action::Panic });
+    }
+
     /// Tells a step to wait until it is [released](Self::release).
     pub fn stall(&self, step: Step, when: When) {
         let (release, released) = watch::channel(false);
@@ -253,13 +259,15 @@ impl FakeBackend {
                 release.send_replace(true);
                 false
             }
-            Action::Stall(..) | Action::Fail => true,
+            Action::Stall(..) | Action::Fail | Action::Panic => true,
         });
     }
 
-    /// Tells a step to fail no more.
+    /// Tells a step to fail or panic no more.
     pub fn heal(&self, step: Step) {
-        let fails = |order: &Order| order.step == step && matches!(order.action, Action::Fail);
+        let fails = |order: &Order| {
+            order.step == step && matches!(order.action, Action::Fail | Action::Panic)
+        };
         lock(&self.shared).orders.retain(|order| !fails(order));
     }
 
@@ -335,6 +343,7 @@ impl FakeBackend {
         for action in due {
             match action {
                 Action::Fail => fails = true,
+                Action::Panic => panic!("the fake backend was told to panic: cannot {step}"),
                 Action::Stall(mut released, _release) => {
                     let _waiting = Waiting::new(self, step);
                     // The sender is held above, so that waiting ends by a release alone.
@@ -393,7 +402,7 @@ impl Shared {
         }
         // A stall that is waited for stays, so that it can be released.
         self.orders.retain(|order| match (order.when, &order.action) {
-            (When::Nth(n), Action::Fail) => order.passed < n,
+            (When::Nth(n), Action::Fail | Action::Panic) => order.passed < n,
             (When::Nth(_), Action::Stall(..)) | (When::Always, _) => true,
         });
         due
