@@ -2,5 +2,6 @@
 
 mod clients;
 mod crash;
+mod host;
 mod serve;
 mod support;

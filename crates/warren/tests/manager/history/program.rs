@@ -97,8 +97,8 @@ pub(super) enum What {
 
 fn pause() -> impl Strategy<Value = Pause> {
     prop_oneof![
-        8 => (0..4_u8).prop_map(Pause::Turns),
-        6 => (0..6_u8).prop_map(Pause::Millis),
+        20 => (0..3_u8).prop_map(Pause::Turns),
+        5 => (0..4_u8).prop_map(Pause::Millis),
         1 => (1..25_u8).prop_map(Pause::Seconds),
     ]
 }
@@ -153,7 +153,7 @@ fn what() -> impl Strategy<Value = What> {
         1 => pick().prop_map(|pick| What::BySandbox { pick }),
         1 => Just(What::ByClient),
         4 => fault().prop_map(What::Arm),
-        3 => (1..50_u8).prop_map(|seconds| What::Wait { seconds }),
+        2 => (1..50_u8).prop_map(|seconds| What::Wait { seconds }),
     ]
 }
 

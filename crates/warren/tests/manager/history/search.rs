@@ -8,7 +8,7 @@
 //! another call that could come before it can as well come after.
 
 use std::collections::hash_map::DefaultHasher;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::hash::{Hash, Hasher};
 
 use super::spec::{At, Model, Op, Rules};
@@ -91,6 +91,25 @@ pub(super) fn explain(rules: Rules, history: &History) -> Result<usize, Unexplai
 }
 
 impl History {
+    /// Returns how many calls overlapped with another.
+    pub(super) fn overlapping(&self) -> usize {
+        let (mut under_way, mut overlapped) = (BTreeSet::new(), BTreeSet::<usize>::new());
+        for event in &self.events {
+            match event {
+                Event::Begins(no) => {
+                    under_way.insert(*no);
+                    if under_way.len() > 1 {
+                        overlapped.extend(&under_way);
+                    }
+                }
+                Event::Answers(no) => {
+                    under_way.remove(no);
+                }
+            }
+        }
+        overlapped.len()
+    }
+
     /// Writes it out, up to the event that nothing explains.
     pub(super) fn told(&self, furthest: usize) -> String {
         let mut text = String::new();

@@ -196,6 +196,9 @@ pub(super) struct Model {
     misses: u64,
 }
 
+/// A sandbox that a call has seen, and which call made it: an id may be used again.
+type Seen = (SandboxNo, u8);
+
 /// How far a call has come.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum At {
@@ -205,7 +208,7 @@ pub(super) enum At {
     /// An acquire looks for what is kept.
     Looking,
     /// It has seen these, and tries one after the other.
-    Trying(Option<(SandboxNo, u8)>, Vec<SessionNo>),
+    Trying(Option<Seen>, Vec<(SessionNo, Seen)>),
     /// It takes a warm one.
     Claiming,
     /// The warm one has not what was asked for, and is destroyed.
@@ -539,13 +542,13 @@ impl Model {
             })
         };
         let default = self.default.filter(|no| asked.preferred.is_none() && same(no));
-        let default = default.map(|no| (no, self.sandboxes[&no].born));
         let kept = self.sessions.iter().filter(|(_, held)| {
             let is_kept = held.kept && held.state == Detached && held.client == asked.client;
             is_kept && !asked.fresh && same(&held.sandbox)
         });
-        let kept = kept.map(|(no, _)| *no).collect();
-        self.goes_on(op, asked, default, kept, steps);
+        let seen = |no| (no, self.sandboxes[&no].born);
+        let kept = kept.map(|(no, held)| (*no, seen(held.sandbox))).collect();
+        self.goes_on(op, asked, default.map(seen), kept, steps);
     }
 
     /// Goes on with what is left to be tried, or else with a new one.
@@ -553,8 +556,8 @@ impl Model {
         &self,
         op: &Op,
         asked: &Acquire,
-        default: Option<(SandboxNo, u8)>,
-        kept: Vec<SessionNo>,
+        default: Option<Seen>,
+        kept: Vec<(SessionNo, Seen)>,
         steps: &mut Steps,
     ) {
         let next = self.clone();
@@ -571,28 +574,22 @@ impl Model {
         &self,
         op: &Op,
         asked: &Acquire,
-        default: Option<(SandboxNo, u8)>,
-        kept: &[SessionNo],
+        default: Option<Seen>,
+        kept: &[(SessionNo, Seen)],
         steps: &mut Steps,
     ) {
-        let of = |session: &SessionNo| {
-            let held = self.sessions.get(session).map(|held| (held.sandbox, None));
-            (held, Some(*session))
-        };
         // The default comes first, the others in no order.
         let turns: Vec<_> = match default {
-            Some((sandbox, born)) => vec![(Some((sandbox, Some(born))), None)],
-            None => kept.iter().map(of).collect(),
+            Some(seen) => vec![(None, seen)],
+            None => kept.iter().map(|(session, seen)| (Some(*session), *seen)).collect(),
         };
-        for (sandbox, session) in turns {
-            let left: Vec<_> = kept.iter().copied().filter(|no| Some(*no) != session).collect();
-            let Some(sandbox) = sandbox else {
-                self.goes_on(op, asked, None, left, steps);
-                continue;
-            };
-            for (next, outcome) in self.join(op, asked.client, sandbox, session, asked.fresh) {
+        for (session, (sandbox, born)) in turns {
+            let left: Vec<_> =
+                kept.iter().copied().filter(|(no, _)| Some(*no) != session).collect();
+            let seen = (sandbox, Some(born));
+            for (next, outcome) in self.join(op, asked.client, seen, session, asked.fresh) {
                 match outcome {
-                    Outcome::Joined(session) => next.joins(op, session, sandbox.0, steps),
+                    Outcome::Joined(session) => next.joins(op, session, sandbox, steps),
                     Outcome::Gone | Outcome::Unfit => {
                         next.goes_on(op, asked, None, left.clone(), steps);
                     }
