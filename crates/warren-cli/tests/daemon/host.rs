@@ -44,13 +44,22 @@ impl Process {
         pids.filter_map(Self::read).collect()
     }
 
-    /// Finds the one that was started with this word among its arguments.
+    /// Finds the one that was started with this word among its arguments, which may take a moment:
+    /// it is forked first.
     pub(crate) fn with_argument(word: &str) -> Option<Self> {
         let has = |process: &Self| {
             let line = fs::read(format!("/proc/{}/cmdline", process.pid)).unwrap_or_default();
             line.split(|byte| *byte == 0).any(|argument| argument == word.as_bytes())
         };
-        Self::all().into_iter().find(has)
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            match Self::all().into_iter().find(has) {
+                None if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                found => return found,
+            }
+        }
     }
 
     /// Returns how often it has gone to sleep by itself: one that does nothing does not.

@@ -355,7 +355,8 @@ pub(crate) async fn capture(
         [(&mut stdout, &mut out, Output::Stdout), (&mut stderr, &mut err, Output::Stderr)]
     {
         while let Some(pipe) = reader {
-            match pipe.try_read(buffer) {
+            // Asked of the kernel: `try_read` says that there is nothing until its reactor has heard.
+            match rustix::io::read(&*pipe, &mut buffer[..]) {
                 Ok(length) if length > 0 => {
                     if kept.take(channel, &buffer[..length]) == Room::Exceeded {
                         stopped = true;

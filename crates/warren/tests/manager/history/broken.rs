@@ -86,7 +86,7 @@ impl Broken {
     }
 
     fn each(&self, nth: u64) -> bool {
-        self.count.fetch_add(1, Ordering::Relaxed) % nth == 0
+        self.count.fetch_add(1, Ordering::Relaxed).is_multiple_of(nth)
     }
 }
 

@@ -172,7 +172,7 @@ impl Stage {
                     }
                     other => other.map(drop),
                 },
-                Wanted::End if self.now() % 2 == 0 => manager.terminate(&session).await,
+                Wanted::End if self.now().is_multiple_of(2) => manager.terminate(&session).await,
                 Wanted::End => manager.release(&session, false).await,
             };
             outcome.map_or_else(refused, |()| Answer::Done)
