@@ -4,6 +4,7 @@ mod clients;
 mod crash;
 mod files;
 mod group;
+mod host;
 mod limits;
 mod ports;
 mod restart;

@@ -21,6 +21,8 @@ pub(crate) struct Daemon {
 pub(crate) struct Place {
     directory: std::sync::Arc<tempfile::TempDir>,
     backend: &'static str,
+    /// More settings, as they are in the environment.
+    settings: &'static [(&'static str, &'static str)],
 }
 
 /// What a run of the binary gave.
@@ -37,8 +39,15 @@ impl Place {
     }
 
     pub(crate) fn with_backend(backend: &'static str) -> Self {
+        Self::with_settings(backend, &[])
+    }
+
+    pub(crate) fn with_settings(
+        backend: &'static str,
+        settings: &'static [(&'static str, &'static str)],
+    ) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
-        Self { directory: directory.into(), backend }
+        Self { directory: directory.into(), backend, settings }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -56,6 +65,7 @@ impl Place {
             .env("WARREN_SOCKET", self.path("run/warren.sock"))
             .env("WARREN_STATE_DIR", self.path("state"))
             .env("WARREN_BACKENDS", self.backend)
+            .envs(self.settings.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
@@ -141,6 +151,15 @@ impl Daemon {
             std::thread::sleep(Duration::from_millis(5));
         };
         (status.code(), self)
+    }
+
+    /// Kills it at once, as nothing can be that is told to.
+    pub(crate) fn kill(mut self) -> Self {
+        let mut child = self.child.take().expect("it runs");
+        child.kill().expect("it is killed");
+        let status = child.wait().expect("a status");
+        assert_eq!(status.code(), None, "control: it was killed: {}", self.log());
+        self
     }
 
     pub(crate) fn into_place(mut self) -> Place {

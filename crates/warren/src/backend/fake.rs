@@ -161,6 +161,8 @@ struct Shared {
     half_made: BTreeSet<SandboxId>,
     killed: bool,
     unclaimable: fn(&SandboxSpec) -> bool,
+    /// What the next pauses are drawn from; steps take no time without.
+    pace: Option<u64>,
     counts: Counts,
     last_created: Option<DateTime<Utc>>,
 }
@@ -176,6 +178,7 @@ struct Order {
 #[derive(Debug, Clone)]
 enum Action {
     Fail,
+    Panic,
     Stall(watch::Receiver<bool>, Arc<watch::Sender<bool>>),
 }
 
@@ -220,6 +223,7 @@ impl FakeBackend {
                 half_made: BTreeSet::new(),
                 killed: false,
                 unclaimable: |_| false,
+                pace: None,
                 counts: Counts::default(),
                 last_created: None,
             })),
@@ -241,6 +245,11 @@ impl FakeBackend {
         lock(&self.shared).orders.push(Order { step, when, passed: 0, action: Action::Fail });
     }
 
+    /// Tells a step to panic.
+    pub fn panic(&self, step: Step, when: When) {
+        lock(&self.shared).orders.push(Order { step, when, passed: 0, action: Action::Panic });
+    }
+
     /// Tells a step to wait until it is [released](Self::release).
     pub fn stall(&self, step: Step, when: When) {
         let (release, released) = watch::channel(false);
@@ -255,13 +264,15 @@ impl FakeBackend {
                 release.send_replace(true);
                 false
             }
-            Action::Stall(..) | Action::Fail => true,
+            Action::Stall(..) | Action::Fail | Action::Panic => true,
         });
     }
 
-    /// Tells a step to fail no more.
+    /// Tells a step to fail or panic no more.
     pub fn heal(&self, step: Step) {
-        let fails = |order: &Order| order.step == step && matches!(order.action, Action::Fail);
+        let fails = |order: &Order| {
+            order.step == step && matches!(order.action, Action::Fail | Action::Panic)
+        };
         lock(&self.shared).orders.retain(|order| !fails(order));
     }
 
@@ -294,6 +305,13 @@ impl FakeBackend {
         lock(&self.shared).unclaimable = unclaimable;
     }
 
+    /// Has each step take its time: a few turns of the scheduler or milliseconds, the same for the
+    /// same seed, before it does or fails to do what it is to do.
+    pub fn set_pace(&self, seed: u64) {
+        // A generator of this kind stays at zero for ever.
+        lock(&self.shared).pace = Some(seed.max(1));
+    }
+
     /// Kills the process that uses the backend, as `kill -9` would: what is given up from now on is
     /// left half-done, until [`restart`](Self::restart).
     pub fn kill(&self) {
@@ -320,11 +338,22 @@ impl FakeBackend {
 
     /// Passes a step: waits if it is to stall, then fails if it is to fail.
     async fn pass(&self, step: Step) -> Result<()> {
+        let pause = lock(&self.shared).pause();
+        match pause {
+            Pause::None => {}
+            Pause::Turns(turns) => {
+                for _ in 0..turns {
+                    tokio::task::yield_now().await;
+                }
+            }
+            Pause::Time(time) => tokio::time::sleep(time).await,
+        }
         let due = lock(&self.shared).due(step);
         let mut fails = false;
         for action in due {
             match action {
                 Action::Fail => fails = true,
+                Action::Panic => panic!("the fake backend was told to panic: cannot {step}"),
                 Action::Stall(mut released, _release) => {
                     let _waiting = Waiting::new(self, step);
                     // The sender is held above, so that waiting ends by a release alone.
@@ -347,7 +376,29 @@ impl FakeBackend {
     }
 }
 
+/// How long a step takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pause {
+    None,
+    Turns(u64),
+    Time(Duration),
+}
+
 impl Shared {
+    /// Draws how long the next step takes.
+    fn pause(&mut self) -> Pause {
+        let Some(dice) = &mut self.pace else { return Pause::None };
+        *dice ^= *dice << 13;
+        *dice ^= *dice >> 7;
+        *dice ^= *dice << 17;
+        let length = (*dice >> 16) % 5;
+        match (*dice >> 8) % 3 {
+            0 => Pause::None,
+            1 => Pause::Turns(length),
+            _ => Pause::Time(Duration::from_millis(length)),
+        }
+    }
+
     /// Returns what is to happen at this pass of a step, and uses up the orders for it.
     fn due(&mut self, step: Step) -> Vec<Action> {
         let mut due = Vec::new();
@@ -361,7 +412,7 @@ impl Shared {
         }
         // A stall that is waited for stays, so that it can be released.
         self.orders.retain(|order| match (order.when, &order.action) {
-            (When::Nth(n), Action::Fail) => order.passed < n,
+            (When::Nth(n), Action::Fail | Action::Panic) => order.passed < n,
             (When::Nth(_), Action::Stall(..)) | (When::Always, _) => true,
         });
         due

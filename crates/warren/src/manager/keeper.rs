@@ -12,6 +12,7 @@ use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
 use super::Inner;
+use super::bounded::{bounded, caught};
 use super::registry::{Entry, Life};
 use super::selection::sandbox_lacks;
 use super::session::{Held, Move, Next, admit};
@@ -274,17 +275,14 @@ impl Keeper {
         }
         let record = self.record(Phase::Creating);
         if let Err(error) = self.inner.persist(record.map(Change::PutSandbox).into_iter()).await {
+            self.inner.owe([Change::DropSandbox(self.id.clone())].into_iter());
             self.leave();
             return Err(error);
         }
         let backend = Arc::clone(self.inner.backend(self.backend));
         let began = Instant::now();
         let creation = backend.create_sandbox_with(spec, options);
-        let made = timeout(spec.creation_timeout, creation).await.unwrap_or_else(|_| {
-            let what = "creating the sandbox".to_owned();
-            Err(SandboxError::Timeout { what, after: spec.creation_timeout })
-        });
-        match made {
+        match bounded("creating the sandbox", spec.creation_timeout, creation).await {
             Ok(handle) => {
                 self.handle = Some(Arc::from(handle));
                 self.settle_id(options.id.is_some(), began.elapsed()).await
@@ -392,9 +390,10 @@ impl Keeper {
             let _ = self.put_back().await;
             return Err(error);
         }
-        let claimed = match timeout(spec.creation_timeout, handle.claim(&spec)).await {
-            Ok(Ok(Some(claimed))) if *claimed.id() == self.id => claimed,
-            Ok(Ok(None)) => return self.put_back().await.map(|()| Claimed::Unfit),
+        let claim = bounded("claiming the sandbox", spec.creation_timeout, handle.claim(&spec));
+        let claimed = match claim.await {
+            Ok(Some(claimed)) if *claimed.id() == self.id => claimed,
+            Ok(None) => return self.put_back().await.map(|()| Claimed::Unfit),
             other => {
                 warn!(sandbox = %self.id, outcome = ?other.map(drop), "a warm sandbox broke");
                 let _ = self.destroy(Vec::new(), false).await;
@@ -561,23 +560,22 @@ impl Keeper {
         let record = life.and_then(|_| self.record(phase)).map(Change::PutSandbox);
         let records = sessions.iter().map(|held| Change::PutSession(held.record()));
         let changes: Vec<_> = records.chain(record).collect();
-        self.inner.persist(changes.into_iter()).await?;
+        if let Err(error) = self.inner.persist(changes.into_iter()).await {
+            self.rewrite(&sessions);
+            return Err(error);
+        }
         if let Some(life) = life {
             let handle = self.handle()?;
             let turned = match life {
                 Life::Suspended => {
                     // First of all: no command may begin in a sandbox that is about to stop.
                     self.update(|entry| entry.life = Life::Suspended);
-                    timeout(TURN_TIME, handle.suspend()).await
+                    bounded("suspending the sandbox", TURN_TIME, handle.suspend()).await
                 }
                 Life::Running | Life::Creating | Life::Ending => {
-                    timeout(TURN_TIME, handle.resume()).await
+                    bounded("resuming the sandbox", TURN_TIME, handle.resume()).await
                 }
             };
-            let turned = turned.unwrap_or_else(|_| {
-                let what = "stopping the sandbox or letting it go on".to_owned();
-                Err(SandboxError::Timeout { what, after: TURN_TIME })
-            });
             if let Err(error) = turned {
                 self.take_back(&sessions, life);
                 return Err(error);
@@ -586,6 +584,10 @@ impl Keeper {
         }
         let mut registry = self.inner.registry();
         for mut held in sessions {
+            if life.is_some() {
+                // The kernel took its time, and work may have ended meanwhile: it rests from now.
+                held.touch();
+            }
             held.dirty = false;
             registry.put_session(held);
         }
@@ -594,18 +596,29 @@ impl Keeper {
 
     /// Undoes a turn that the kernel refused. The store follows with the next tend.
     fn take_back(&self, sessions: &[Held], life: Life) {
-        let mut registry = self.inner.registry();
-        if let Some(entry) = registry.sandboxes.get_mut(&self.id) {
+        self.update(|entry| {
             entry.life = if life == Life::Suspended { Life::Running } else { Life::Suspended };
-            entry.dirty = true;
-        }
-        for held in sessions {
-            let id = &held.shown.session_id;
-            match registry.sessions.get_mut(id) {
-                Some(held) => held.dirty = true,
-                None => registry.owed.push(Change::DropSession(id.clone())),
+        });
+        self.rewrite(sessions);
+    }
+
+    /// Has what sandbox and sessions still are written: what they were to become was, or may be.
+    fn rewrite(&self, sessions: &[Held]) {
+        let mut never_were = Vec::new();
+        {
+            let mut registry = self.inner.registry();
+            if let Some(entry) = registry.sandboxes.get_mut(&self.id) {
+                entry.dirty = true;
+            }
+            for held in sessions {
+                let id = &held.shown.session_id;
+                match registry.sessions.get_mut(id) {
+                    Some(held) => held.dirty = true,
+                    None => never_were.push(Change::DropSession(id.clone())),
+                }
             }
         }
+        self.inner.owe(never_were.into_iter());
     }
 
     /// Ends a session, and the sandbox with the last one.
@@ -635,7 +648,7 @@ impl Keeper {
         if !lives {
             return Err(self.lost());
         }
-        self.inner.persist([Change::SetDefault(Some(self.id.clone()))].into_iter()).await?;
+        self.inner.write_default(Some(self.id.clone())).await?;
         self.inner.registry().default = Some(self.id.clone());
         Ok(())
     }
@@ -723,7 +736,12 @@ impl Keeper {
     /// and is tried again by the next tend.
     async fn destroy(&mut self, mut changes: Vec<Change>, timed_out: bool) -> Result<()> {
         {
-            let _turn = self.inner.default_turn.lock().await;
+            // It becomes the default by its keeper alone, which is here: if it is not, it does not.
+            let is_default = self.inner.registry().default.as_ref() == Some(&self.id);
+            let _turn = match is_default {
+                true => Some(self.inner.default_turn.lock().await),
+                false => None,
+            };
             {
                 let mut registry = self.inner.registry();
                 let Some(entry) = registry.sandboxes.get_mut(&self.id) else {
@@ -746,13 +764,9 @@ impl Keeper {
         }
         let backend = Arc::clone(self.inner.backend(self.backend));
         let ended = match &self.handle {
-            Some(handle) => timeout(END_TIME, handle.destroy()).await,
-            None => timeout(END_TIME, backend.reclaim(&self.id)).await,
+            Some(handle) => bounded("destroying the sandbox", END_TIME, handle.destroy()).await,
+            None => bounded("removing its remains", END_TIME, backend.reclaim(&self.id)).await,
         };
-        let ended = ended.unwrap_or_else(|_| {
-            let what = "destroying the sandbox".to_owned();
-            Err(SandboxError::Timeout { what, after: END_TIME })
-        });
         if let Err(error) = ended {
             warn!(sandbox = %self.id, %error, "a sandbox could not be destroyed yet");
             self.update(|entry| entry.ceded = false);
@@ -778,7 +792,10 @@ impl Keeper {
 
     async fn is_alive(&self, handle: &Arc<dyn Sandbox>) -> bool {
         // One that does not answer in time is not known to be dead.
-        timeout(ANSWER_TIME, handle.is_alive()).await.unwrap_or(true)
+        match timeout(ANSWER_TIME, caught(handle.is_alive())).await {
+            Ok(Ok(alive)) => alive,
+            Ok(Err(_)) | Err(_) => true,
+        }
     }
 
     fn new_session(&self, client: &str) -> Held {

@@ -7,8 +7,10 @@
 //! | `session.rs`, `selection.rs` | what may happen and what fits, as pure functions |
 //! | `guarded.rs` | the sandbox as clients hold it |
 //! | `pool.rs`, `sweep.rs` | what happens by itself |
+//! | `bounded.rs` | calls on what is not ours, with an end to each |
 //! | `recovery.rs` | what happens with the records of the manager before |
 
+mod bounded;
 mod guarded;
 mod guarded_files;
 mod keeper;
@@ -40,7 +42,7 @@ use self::pool::Backoff;
 use self::registry::{Entry, Found, Life, Place, Registry};
 use self::selection::{Chosen, backend_lacks, labels_missing, same_spec, sandbox_lacks};
 use self::session::Held;
-use crate::store::{Change, Store};
+use crate::store::{Change, Store, StoreError};
 use crate::{
     AttachRequest, AttachResult, BackendCapabilities, BackendHealth, CreateOptions,
     IsolationBackend, Result, Sandbox, SandboxError, SandboxId, SandboxManager,
@@ -52,6 +54,9 @@ use crate::{
 const PROBE_TIME: Duration = Duration::from_secs(10);
 /// How long a shutdown waits for sandboxes to end, and then for tasks.
 const SHUTDOWN_TIME: Duration = Duration::from_secs(30);
+
+/// How long the store may take to write.
+const STORE_TIME: Duration = Duration::from_secs(30);
 
 /// What becomes of the sandboxes when their manager shuts down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,6 +87,8 @@ struct Inner {
     /// Held while the default sandbox is changed, so that store and registry change in one order.
     default_turn: tokio::sync::Mutex<()>,
     backoff: Mutex<Backoff>,
+    /// Held while what could not be taken over is tried again.
+    recovering: tokio::sync::Mutex<()>,
     pool_kick: Notify,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -173,6 +180,7 @@ impl DefaultSandboxManager {
             registry: Mutex::default(),
             default_turn: tokio::sync::Mutex::default(),
             backoff: Mutex::default(),
+            recovering: tokio::sync::Mutex::default(),
             pool_kick: Notify::new(),
             tasks: TaskTracker::new(),
             stop: stop.clone(),
@@ -300,7 +308,12 @@ impl Inner {
         if changes.is_empty() {
             return Ok(());
         }
-        store.apply(changes).await?;
+        // Whether one that is given up is written later is not known. Its caller makes up for it
+        // with the next write, which the store makes after it.
+        let applied = timeout(STORE_TIME, store.apply(changes)).await;
+        applied.unwrap_or_else(|_| {
+            Err(StoreError::io("write to", std::io::Error::from(std::io::ErrorKind::TimedOut)))
+        })?;
         if !owed.is_empty() {
             self.registry().owed.retain(|change| !owed.contains(change));
         }
@@ -317,8 +330,25 @@ impl Inner {
                     false
                 }
             };
-            self.registry().owed.extend(changes.into_iter().filter(forgets));
+            self.owe(changes.into_iter().filter(forgets));
         }
+    }
+
+    /// Has changes written before the next ones.
+    fn owe(&self, changes: impl Iterator<Item = Change>) {
+        if self.is_durable() {
+            self.registry().owed.extend(changes);
+        }
+    }
+
+    /// Writes which sandbox is the default; should that fail, which one it still is.
+    async fn write_default(&self, id: Option<SandboxId>) -> Result<()> {
+        let written = self.persist([Change::SetDefault(id)].into_iter()).await;
+        if written.is_err() {
+            let still = self.registry().default.clone();
+            self.owe([Change::SetDefault(still)].into_iter());
+        }
+        written
     }
 
     fn mailbox() -> (mpsc::Sender<Request>, mpsc::Receiver<Request>) {
@@ -718,8 +748,11 @@ impl Inner {
                 if let Some(joined) = self.join(&mailbox, client, Join::Any, false).await? {
                     return Ok((joined, false));
                 }
-                let still_there = self.registry().sandboxes.contains_key(id);
-                if still_there || !request.create_if_missing {
+                // Another call may have made one of this id meanwhile: look again, unless it is the
+                // same that is still there and cannot be joined.
+                let registry = self.registry();
+                let there = registry.sandboxes.get(id);
+                if there.is_some_and(|entry| entry.mailbox.same_channel(&mailbox)) {
                     return Err(unknown());
                 }
                 continue;
@@ -885,7 +918,7 @@ impl SandboxManager for DefaultSandboxManager {
         self.inner.enter()?;
         let Some(id) = sandbox_id else {
             let _turn = self.inner.default_turn.lock().await;
-            self.inner.persist([Change::SetDefault(None)].into_iter()).await?;
+            self.inner.write_default(None).await?;
             self.inner.registry().default = None;
             return Ok(());
         };

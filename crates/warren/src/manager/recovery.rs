@@ -1,18 +1,25 @@
 //! What a manager does with the records of the one before it: takes over what still runs, finishes
 //! what was half-made or half-destroyed, and removes what belongs to nobody.
+//!
+//! What cannot be done when the manager opens is tried again by each sweep.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::Inner;
+use super::bounded::bounded;
 use super::guarded::Guarded;
-use super::registry::{Entry, Life};
+use super::registry::{Entry, Life, Unreachable};
 use super::session::Held;
 use crate::store::{Change, Phase, SandboxRecord, SessionRecord};
 use crate::{Result, Sandbox, SandboxError, SandboxId, SessionState};
+
+/// How long one sandbox may take to be taken over, or its remains to be removed.
+const ADOPT_TIME: Duration = Duration::from_secs(60);
 
 /// What became of a record.
 enum Fate {
@@ -51,7 +58,8 @@ impl Inner {
                 }
                 Fate::Unreachable => {
                     spared.insert(id.clone());
-                    self.registry().unreachable.insert(id);
+                    let rest = Unreachable { record, sessions: held };
+                    self.registry().unreachable.insert(id, rest);
                 }
             }
         }
@@ -88,16 +96,23 @@ impl Inner {
         };
         let anchor = record.anchor.as_deref().filter(|_| wanted);
         let outcome = match anchor {
-            Some(anchor) => match backend.adopt(&record.id, &record.spec, anchor).await {
-                Ok(Some(handle)) => settle(record.phase, Arc::from(handle)).await,
-                Ok(None) => Ok(None),
-                Err(error) => Err(error),
-            },
+            Some(anchor) => {
+                let adoption = async {
+                    match backend.adopt(&record.id, &record.spec, anchor).await? {
+                        Some(handle) => settle(record.phase, Arc::from(handle)).await,
+                        None => Ok(None),
+                    }
+                };
+                bounded("taking over the sandbox", ADOPT_TIME, adoption).await
+            }
             None => Ok(None),
         };
         // Half-made, half-destroyed, nobody's or gone: nothing of it may be left.
         let outcome = match outcome {
-            Ok(None) => backend.reclaim(&record.id).await.map(|()| None),
+            Ok(None) => {
+                let reclaim = backend.reclaim(&record.id);
+                bounded("removing its remains", ADOPT_TIME, reclaim).await.map(|()| None)
+            }
             other => other,
         };
         match outcome {
@@ -144,6 +159,7 @@ impl Inner {
         };
         {
             let mut registry = self.registry();
+            registry.unreachable.remove(&record.id);
             registry.sandboxes.insert(record.id.clone(), entry);
             for record in sessions {
                 registry.put_session(Held::from_record(record));
@@ -156,16 +172,60 @@ impl Inner {
 
     /// Removes what the host still has of sandboxes that there is no record of.
     async fn remove_strays(&self, spared: &BTreeSet<SandboxId>) {
-        for backend in &self.backends {
+        for (index, backend) in self.backends.iter().enumerate() {
             let remains = backend.get().remains().await.unwrap_or_else(|error| {
                 warn!(backend = backend.name(), %error, "cannot tell what is left on the host");
                 Vec::new()
             });
             for id in remains.iter().filter(|id| !spared.contains(id)) {
                 info!(sandbox = %id, "removing what belongs to nobody");
-                if let Err(error) = backend.get().reclaim(id).await {
-                    warn!(sandbox = %id, %error, "could not be removed");
+                if let Err(error) = self.remove_stray(index, id).await {
+                    warn!(sandbox = %id, %error, "could not be removed yet");
+                    self.registry().strays.insert((index, id.clone()));
                 }
+            }
+        }
+    }
+
+    async fn remove_stray(&self, backend: usize, id: &SandboxId) -> Result<()> {
+        let reclaim = self.backend(backend).reclaim(id);
+        bounded("removing what belongs to nobody", ADOPT_TIME, reclaim).await
+    }
+
+    /// Tries again what could not be done when the manager opened.
+    pub(super) async fn recover_rest(self: &Arc<Self>) {
+        let Ok(_turn) = self.recovering.try_lock() else { return };
+        let (rest, strays) = {
+            let registry = self.registry();
+            (registry.unreachable.clone(), registry.strays.clone())
+        };
+        for (id, Unreachable { record, sessions }) in rest {
+            match self.decide(&record, &sessions).await {
+                Fate::Unreachable => {}
+                Fate::Adopted(handle) => {
+                    info!(sandbox = %id, "took over after all");
+                    self.install(record, sessions, handle);
+                }
+                Fate::Gone => {
+                    let sessions = sessions.into_iter().map(|held| held.session.session_id);
+                    let mut dropped: Vec<_> = sessions.map(Change::DropSession).collect();
+                    dropped.push(Change::DropSandbox(id.clone()));
+                    let _turn = self.default_turn.lock().await;
+                    {
+                        let mut registry = self.registry();
+                        if registry.default.as_ref() == Some(&id) {
+                            registry.default = None;
+                            dropped.push(Change::SetDefault(None));
+                        }
+                    }
+                    self.persist_or_owe(dropped).await;
+                    self.registry().unreachable.remove(&id);
+                }
+            }
+        }
+        for (backend, id) in strays {
+            if self.remove_stray(backend, &id).await.is_ok() {
+                self.registry().strays.remove(&(backend, id));
             }
         }
     }

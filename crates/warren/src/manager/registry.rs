@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::keeper::Request;
 use super::session::Held;
-use crate::store::{Change, Phase, SandboxRecord};
+use crate::store::{Change, Phase, SandboxRecord, SessionRecord};
 use crate::{
     Sandbox, SandboxError, SandboxId, SandboxManagerStats, SandboxSession, SandboxSpec,
     SessionState,
@@ -123,6 +123,13 @@ pub(super) enum Place {
     },
 }
 
+/// A sandbox of the store that could not be taken over yet, with its sessions.
+#[derive(Debug, Clone)]
+pub(super) struct Unreachable {
+    pub(super) record: SandboxRecord,
+    pub(super) sessions: Vec<SessionRecord>,
+}
+
 /// Every sandbox and session.
 #[derive(Debug, Default)]
 pub(super) struct Registry {
@@ -133,7 +140,9 @@ pub(super) struct Registry {
     /// What the store is to forget and could not be told yet.
     pub(super) owed: Vec<Change>,
     /// Sandboxes of the store that could not be taken over yet; their ids are not free.
-    pub(super) unreachable: BTreeSet<SandboxId>,
+    pub(super) unreachable: BTreeMap<SandboxId, Unreachable>,
+    /// What is on the host, belongs to nobody and could not be removed yet, with its backend.
+    pub(super) strays: BTreeSet<(usize, SandboxId)>,
     /// Whether no more places are given.
     pub(super) closed: bool,
     ended: VecDeque<(String, String)>,
@@ -170,7 +179,7 @@ impl Registry {
         if self.closed {
             return Err(SandboxError::ShuttingDown);
         }
-        if self.sandboxes.contains_key(id) || self.unreachable.contains(id) {
+        if self.sandboxes.contains_key(id) || self.unreachable.contains_key(id) {
             return Err(SandboxError::AlreadyExists { what: "sandbox", id: id.to_string() });
         }
         let backend = entry.backend;
@@ -179,7 +188,10 @@ impl Registry {
             u32::try_from(self.sandboxes.values().filter(counts).count()).unwrap_or(u32::MAX)
         };
         let backend_full = backend_max.filter(|max| places(Some(backend)) >= *max);
-        let limit = match (backend_full, places(None) >= max) {
+        // What could not be taken over yet is on the host all the same.
+        let unreachable = u32::try_from(self.unreachable.len()).unwrap_or(u32::MAX);
+        let taken = places(None).saturating_add(unreachable);
+        let limit = match (backend_full, taken >= max) {
             (Some(limit), _) => limit,
             (None, true) => max,
             (None, false) => {

@@ -55,7 +55,7 @@ impl Inner {
     }
 
     /// Has every sandbox end what timed out, all at once, and returns how many sessions that were.
-    pub(super) async fn sweep(&self) -> u64 {
+    pub(super) async fn sweep(self: &Arc<Self>) -> u64 {
         let mailboxes: Vec<_> = {
             let registry = self.registry();
             let settled = registry.sandboxes.values().filter(|entry| entry.life != Life::Creating);
@@ -76,6 +76,7 @@ impl Inner {
             }
         };
         let _ = timeout(PATIENCE, all).await;
+        self.recover_rest().await;
         // What the store was to forget and could not be told.
         if !self.registry().owed.is_empty() {
             let _ = self.persist(std::iter::empty::<Change>()).await;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use warren::backend::FakeBackend;
 use warren::backend::fake::{Step, When};
+use warren::store::memory::MemoryStore;
 use warren::*;
 
 use crate::support::*;
@@ -264,6 +265,28 @@ async fn a7_a_creation_that_takes_too_long_leaves_nothing() {
     let stats = manager.stats().await;
     assert_eq!((backend.counts().created, stats.active_sandboxes), (0, 0));
     assert!(backend.remains().await.unwrap().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a7_a_backend_that_panics_costs_no_place() {
+    let backend = FakeBackend::new();
+    let store = MemoryStore::new();
+    let config = SandboxManagerConfig { max_sandboxes: 1, ..poolless() };
+    for manager in [manager(&backend, config.clone()), opened(&backend, config, &store).await] {
+        backend.panic(Step::Create, When::Nth(1));
+        let error = manager.acquire(&spec(), &options(), "c").await.unwrap_err();
+        assert_eq!(error.code(), "internal");
+        assert_eq!((manager.stats().await.active_sandboxes, backend.counts().live), (0, 0));
+        let (session, _) = acquire(&manager, "c").await;
+        backend.panic(Step::Suspend, When::Nth(1));
+        assert_eq!(manager.suspend(&session).await.unwrap_err().code(), "internal");
+        manager.suspend(&session).await.expect("what panicked once is tried again");
+        backend.panic(Step::Destroy, When::Nth(1));
+        assert_eq!(manager.terminate(&session).await.unwrap_err().code(), "internal");
+        manager.cleanup_expired().await.unwrap();
+        assert_eq!((manager.stats().await.active_sandboxes, backend.counts().live), (0, 0));
+    }
+    assert_eq!(store.image(), warren::store::Image::default());
 }
 
 #[tokio::test(start_paused = true)]

@@ -7,7 +7,7 @@ use warren::SessionState::{Active, Detached, Suspended};
 use warren::backend::FakeBackend;
 use warren::backend::fake::{Step, When};
 use warren::store::memory::MemoryStore;
-use warren::store::{Phase, Store as _};
+use warren::store::{Change, Image, Phase, Store, StoreError};
 use warren::*;
 
 use crate::support::*;
@@ -228,6 +228,131 @@ async fn d1_a_backend_that_does_not_answer_loses_no_record() {
     second.shutdown(Shutdown::LeaveRunning).await;
     let third = opened(&backend, poolless(), &store).await;
     assert_eq!(state(&third, &session.session_id).await, Some(Active));
+}
+
+#[tokio::test(start_paused = true)]
+async fn d1_what_could_not_be_taken_over_is_tried_again_by_each_sweep() {
+    let backend = FakeBackend::new();
+    let store = MemoryStore::new();
+    let first = opened(&backend, poolless(), &store).await;
+    let (active, _) = acquire(&first, "c").await;
+    let (stopped, _) = acquire(&first, "c").await;
+    first.suspend(&stopped).await.unwrap();
+    let (lost, _) = acquire(&first, "c").await;
+    first.set_default_sandbox(Some(lost.sandbox_id.clone())).await.unwrap();
+    first.shutdown(Shutdown::LeaveRunning).await;
+    let options = CreateOptions { persistent: true, ..CreateOptions::default() };
+    let stray = backend.create_sandbox_with(&spec(), &options).await.unwrap();
+
+    backend.fail(Step::Adopt, When::Always);
+    backend.fail(Step::Reclaim, When::Always);
+    let config = SandboxManagerConfig { max_sandboxes: 3, ..poolless() };
+    let second = opened(&backend, config, &store).await;
+    assert_eq!(state(&second, &active.session_id).await, None, "control: it cannot be reached");
+    let full = second.acquire(&spec(), &crate::support::options(), "c").await.unwrap_err();
+    assert_eq!(full.code(), "capacity", "they are on the host all the same");
+    assert!(stray.is_alive().await);
+    backend.crash(&lost.sandbox_id);
+    tokio::time::sleep(61 * SECOND).await;
+    assert_eq!(state(&second, &active.session_id).await, None);
+
+    backend.heal(Step::Adopt);
+    backend.heal(Step::Reclaim);
+    tokio::time::sleep(61 * SECOND).await;
+    assert_eq!(state(&second, &active.session_id).await, Some(Active));
+    assert_eq!(state(&second, &stopped.session_id).await, Some(Suspended));
+    assert_eq!(state(&second, &lost.session_id).await, None);
+    assert_eq!(second.get_default_sandbox().await, None);
+    assert!(!stray.is_alive().await, "nor is a stray left");
+    second.resume(&stopped).await.unwrap();
+    for session in [&active, &stopped] {
+        let sandbox = second.get_sandbox(&session.sandbox_id).await.unwrap().unwrap();
+        run(&*sandbox, "true").await.unwrap();
+        second.terminate(session).await.unwrap();
+    }
+    assert_eq!(store.image(), warren::store::Image::default());
+    assert!(backend.remains().await.unwrap().is_empty());
+}
+
+/// A store whose writes wait while it is told to hang, and are then made in their order.
+#[derive(Debug)]
+struct Hanging {
+    store: MemoryStore,
+    hangs: tokio::sync::watch::Sender<bool>,
+    writes: tokio::sync::mpsc::UnboundedSender<Write>,
+}
+
+type Write = (Vec<Change>, tokio::sync::oneshot::Sender<Result<(), StoreError>>);
+
+impl Hanging {
+    fn new(store: MemoryStore) -> (Arc<Self>, impl Future<Output = ()>) {
+        let (hangs, mut hanging) = tokio::sync::watch::channel(false);
+        let (writes, mut due) = tokio::sync::mpsc::unbounded_channel::<Write>();
+        let writer = {
+            let store = store.clone();
+            async move {
+                while let Some((changes, done)) = due.recv().await {
+                    let _ = hanging.wait_for(|hangs| !hangs).await;
+                    // The asker may have given up; a writer's thread would not know either.
+                    let _ = done.send(store.apply(changes).await);
+                }
+            }
+        };
+        (Arc::new(Self { store, hangs, writes }), writer)
+    }
+}
+
+#[async_trait::async_trait]
+impl Store for Hanging {
+    async fn load(&self) -> Result<Image, StoreError> {
+        self.store.load().await
+    }
+
+    async fn apply(&self, changes: Vec<Change>) -> Result<(), StoreError> {
+        let (done, written) = tokio::sync::oneshot::channel();
+        self.writes.send((changes, done)).map_err(|_| StoreError::Closed)?;
+        written.await.map_err(|_| StoreError::Closed)?
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn d3_a_store_that_hangs_holds_up_nobody_for_ever_and_is_told_the_truth_later() {
+    let backend = FakeBackend::new();
+    let memory = MemoryStore::new();
+    let (store, writer) = Hanging::new(memory.clone());
+    let mut tasks = tokio::task::JoinSet::new();
+    tasks.spawn(writer);
+    let backends: Vec<Arc<dyn IsolationBackend>> = vec![Arc::new(backend.clone())];
+    let manager =
+        DefaultSandboxManager::open(backends, poolless(), Arc::clone(&store) as _).await.unwrap();
+    let (session, _) = acquire(&manager, "c").await;
+    let (ending, _) = acquire(&manager, "d").await;
+    let before = memory.image();
+
+    store.hangs.send_replace(true);
+    let began = tokio::time::Instant::now();
+    let created = manager.acquire(&spec(), &from_pool(), "e").await.unwrap_err();
+    let suspended = manager.suspend(&session).await.unwrap_err();
+    let default = manager.set_default_sandbox(Some(session.sandbox_id.clone())).await.unwrap_err();
+    for error in [&created, &suspended, &default] {
+        assert_eq!(error.code(), "store_unavailable", "{error}");
+    }
+    // An end is not held up: the store is told later.
+    manager.terminate(&ending).await.unwrap();
+    assert!(began.elapsed() < 300 * SECOND, "{:?}", began.elapsed());
+    assert_eq!(state(&manager, &session.session_id).await, Some(Active));
+    assert_eq!((backend.counts().live, memory.image()), (1, before));
+
+    // What was given up is written late, and then what is so in truth.
+    store.hangs.send_replace(false);
+    tokio::time::sleep(SECOND).await;
+    manager.cleanup_expired().await.unwrap();
+    let image = memory.image();
+    assert_eq!((image.sandboxes.len(), image.sessions.len(), image.default), (1, 1, None));
+    assert_eq!(image.sandboxes[0].phase, Phase::Running);
+    assert_eq!(image.sessions[0].session.state, Active);
+    manager.terminate(&session).await.unwrap();
+    assert_eq!(memory.image(), Image::default());
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,6 +6,7 @@ mod acquire;
 mod concurrency;
 mod durability;
 mod health;
+mod history;
 mod model;
 mod pool;
 mod sessions;

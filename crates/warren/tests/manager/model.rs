@@ -1,11 +1,17 @@
 //! Random calls on the manager, against a model that is simple enough to be seen to be right.
 //!
-//! Each run is a seed: calls, failures and the passing of time are drawn from it, and after each
-//! call the manager's answer, its statistics and its sessions are compared with the model's.
+//! A state machine of proptest: calls, failures and the passing of time are drawn, and shrunk when
+//! they fail; after each call the manager's answer, its statistics and its sessions are compared
+//! with the model's. One call comes after the other here; `history` is about many at once.
 
 use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use proptest_state_machine::{ReferenceStateMachine, StateMachineTest};
+use tokio::runtime::{Builder, Runtime};
 use warren::SessionState::{Active, Detached, Suspended};
 use warren::backend::FakeBackend;
 use warren::backend::fake::{Step, When};
@@ -13,26 +19,59 @@ use warren::*;
 
 use crate::support::*;
 
-const SEEDS: u64 = 50;
-const CALLS: u64 = 2_200;
+/// How many runs are made, and how many calls in each.
+const RUNS: u32 = 275;
+const CALLS: usize = 400;
 const MAX: usize = 8;
 const MIN_WARM: usize = 2;
 const CLIENTS: [&str; 3] = ["ann", "bob", "cyd"];
+/// No call draws more often.
+const ROLLS: usize = 10;
 
-/// xorshift64*: good enough to shuffle calls, and the same on each machine.
-struct Dice(u64);
+/// One call: which one, and what it draws its arguments from.
+#[derive(Debug, Clone)]
+struct Call {
+    kind: u8,
+    rolls: [u16; ROLLS],
+}
+
+/// Which calls there may be. An argument is a roll, and what it means depends on what there is when
+/// the call is made, so that each call may follow on each: ids are known from answers alone, and the
+/// model that they are compared with learns them there ([`Model`]).
+#[derive(Debug)]
+struct Calls;
+
+impl ReferenceStateMachine for Calls {
+    /// How many calls were made.
+    type State = usize;
+    type Transition = Call;
+
+    fn init_state() -> BoxedStrategy<usize> {
+        Just(0).boxed()
+    }
+
+    fn transitions(_: &usize) -> BoxedStrategy<Call> {
+        let rolls = any::<[u16; ROLLS]>();
+        (0..100_u8, rolls).prop_map(|(kind, rolls)| Call { kind, rolls }).boxed()
+    }
+
+    fn apply(made: usize, _: &Call) -> usize {
+        made + 1
+    }
+}
+
+/// What the arguments of a call are drawn from.
+#[derive(Debug, Default)]
+struct Dice(std::collections::VecDeque<u16>);
 
 impl Dice {
     fn below(&mut self, n: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        let roll = self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33;
-        usize::try_from(roll).unwrap() % n
+        usize::from(self.0.pop_front().expect("a call draws no more than its rolls")) % n
     }
 
+    /// Draws what is so now and then; it shrinks to what is not.
     fn one_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
+        self.below(n) == n - 1
     }
 }
 
@@ -134,7 +173,7 @@ struct World {
 }
 
 impl World {
-    fn new(seed: u64) -> Self {
+    fn new() -> Self {
         let backend = FakeBackend::new();
         backend.set_unclaimable(|spec| spec.network_enabled);
         let config = SandboxManagerConfig {
@@ -162,7 +201,7 @@ impl World {
         Self {
             manager: manager(&backend, config),
             backend,
-            dice: Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1),
+            dice: Dice::default(),
             model: Model::default(),
             specs,
             began: tokio::time::Instant::now(),
@@ -208,8 +247,9 @@ impl World {
         fails
     }
 
-    async fn call(&mut self) -> &'static str {
-        match self.dice.below(100) {
+    async fn call(&mut self, call: &Call) -> &'static str {
+        self.dice = Dice(call.rolls.into());
+        match call.kind {
             0..=29 => self.acquire().await,
             30..=39 => self.attach().await,
             40..=47 => self.move_one("detach").await,
@@ -625,25 +665,65 @@ impl World {
     }
 }
 
+/// How often each kind of outcome was met.
+static MET: Mutex<BTreeMap<&'static str, u64>> = Mutex::new(BTreeMap::new());
+
+/// The manager, with the model that it is compared with.
+struct Compared {
+    runtime: Runtime,
+    world: World,
+}
+
+impl StateMachineTest for Compared {
+    type SystemUnderTest = Self;
+    type Reference = Calls;
+
+    fn init_test(_: &usize) -> Self {
+        let mut runtime = Builder::new_current_thread();
+        let runtime = runtime.enable_time().start_paused(true).build().unwrap();
+        let world = runtime.block_on(async {
+            let mut world = World::new();
+            world.settle().await;
+            world
+        });
+        Self { runtime, world }
+    }
+
+    fn apply(mut this: Self, _: &usize, call: Call) -> Self {
+        let world = &mut this.world;
+        let met = this.runtime.block_on(async {
+            world.settle().await;
+            let met = world.call(&call).await;
+            world.settle().await;
+            met
+        });
+        *MET.lock().unwrap_or_else(PoisonError::into_inner).entry(met).or_default() += 1;
+        this
+    }
+
+    fn check_invariants(this: &Self, _: &usize) {
+        this.runtime.block_on(this.world.compare());
+    }
+
+    fn teardown(this: Self, _: usize) {
+        this.runtime.block_on(this.world.manager.shutdown(Shutdown::StopAll));
+        assert_eq!(this.world.backend.counts().live, 0);
+    }
+}
+
 #[test]
 fn s10_the_manager_does_what_its_model_does() {
-    let mut calls: BTreeMap<&'static str, u64> = BTreeMap::new();
-    for seed in 1..=SEEDS {
-        let mut runtime = tokio::runtime::Builder::new_current_thread();
-        runtime.enable_time().start_paused(true).build().unwrap().block_on(async {
-            let mut world = World::new(seed);
-            for _ in 0..CALLS {
-                world.settle().await;
-                *calls.entry(world.call().await).or_default() += 1;
-                world.settle().await;
-                world.compare().await;
-            }
-            world.manager.shutdown(Shutdown::StopAll).await;
-            assert_eq!(world.backend.counts().live, 0);
-        });
-    }
-    let total: u64 = calls.values().sum();
+    let config = Config { cases: RUNS, failure_persistence: None, ..Config::default() };
+    let mut runner = TestRunner::new(config.clone());
+    let outcome = runner.run(&Calls::sequential_strategy(CALLS), |(first, calls, seen)| {
+        Compared::test_sequential(config.clone(), first, calls, seen);
+        Ok(())
+    });
+    outcome.unwrap_or_else(|error| panic!("{error}"));
+    let met = MET.lock().unwrap_or_else(PoisonError::into_inner);
+    let total: u64 = met.values().sum();
+    eprintln!("{RUNS} runs, {total} calls");
     assert!(total >= 100_000, "{total} calls");
     // Each kind of outcome was met often enough to mean something.
-    assert!(calls.values().all(|count| *count >= 20) && calls.len() >= 26, "{calls:#?}");
+    assert!(met.values().all(|count| *count >= 20) && met.len() >= 26, "{met:#?}");
 }

@@ -173,6 +173,30 @@ async fn s6_attach_joins_resumes_or_creates_with_the_id_asked_for() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn s6_those_that_wait_for_an_end_all_join_what_the_first_makes() {
+    let backend = FakeBackend::new();
+    let manager = manager(&backend, poolless());
+    let id = SandboxId::from_string("mine");
+    let request = AttachRequest { create_if_missing: true, ..attach_to(&id, "c") };
+    let first = manager.attach(request.clone()).await.unwrap().session;
+    backend.stall(Step::Destroy, When::Nth(1));
+    let release = async {
+        tokio::time::sleep(SECOND).await;
+        backend.release(Step::Destroy);
+    };
+    let (ended, one, other, ()) = tokio::join!(
+        manager.terminate(&first),
+        manager.attach(request.clone()),
+        manager.attach(request.clone()),
+        release,
+    );
+    ended.unwrap();
+    let (one, other) = (one.unwrap(), other.unwrap());
+    assert_ne!(one.newly_created, other.newly_created, "one of them makes it");
+    assert_eq!((one.session.sandbox_id, other.session.sandbox_id), (id.clone(), id));
+}
+
+#[tokio::test(start_paused = true)]
 async fn s6_many_that_attach_at_once_make_one_sandbox() {
     let backend = FakeBackend::new();
     let manager = manager(&backend, poolless());

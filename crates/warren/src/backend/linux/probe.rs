@@ -10,7 +10,7 @@ use super::{LinuxBackend, NAME, limits};
 use crate::profile;
 use crate::{
     BackendCapabilities, Bound, Command, CreateOptions, ExecCause, ExecContext, Limit,
-    ResourceLimits, Sandbox, SandboxSpec,
+    ResourceLimits, Sandbox, SandboxId, SandboxSpec,
 };
 
 /// One layer of a sandbox, as this host has it.
@@ -88,7 +88,17 @@ pub(crate) async fn examine(backend: &LinuxBackend) -> HostReport {
         ..ResourceLimits::default()
     };
     let spec = SandboxSpec { limits, ..SandboxSpec::default() };
-    let options = CreateOptions { accept_missing: Limit::ALL.into(), ..CreateOptions::default() };
+    // There is no record of it, so that its control groups would be nobody's if we were killed now:
+    // its directory tells whoever comes next. It stays for them, too, if we are given up half-way.
+    let id = SandboxId::new();
+    let trace = backend.inner.runtime.as_ref().map(|runtime| runtime.join(id.as_str()));
+    let forget = || trace.iter().for_each(|trace| drop(std::fs::remove_dir(trace)));
+    trace.iter().for_each(|trace| drop(std::fs::create_dir(trace)));
+    let options = CreateOptions {
+        id: Some(id),
+        accept_missing: Limit::ALL.into(),
+        ..CreateOptions::default()
+    };
     let sandbox = match backend.create(&spec, &options).await {
         Ok(sandbox) => sandbox,
         Err(error) => {
@@ -99,6 +109,7 @@ pub(crate) async fn examine(backend: &LinuxBackend) -> HostReport {
                 source = cause.source();
             }
             report.note("sandbox", false, chain, fix_for(&error.to_string()));
+            forget();
             return report;
         }
     };
@@ -144,6 +155,9 @@ pub(crate) async fn examine(backend: &LinuxBackend) -> HostReport {
     let resumed = sandbox.suspend().await.is_ok() && sandbox.resume().await.is_ok();
     report.note("suspend", resumed, "stopped and continued", "");
     let removed = sandbox.destroy().await;
+    if removed.is_ok() {
+        forget();
+    }
     report.note("removal", removed.is_ok(), "nothing is left", "");
     report
 }
