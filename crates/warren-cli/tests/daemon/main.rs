@@ -2,6 +2,7 @@
 
 mod clients;
 mod crash;
+mod execs;
 mod files;
 mod group;
 mod host;

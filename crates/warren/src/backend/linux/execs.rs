@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
@@ -40,6 +40,8 @@ const DIRECTORY: &str = "execs";
 /// How many execs that ended are remembered, and how much of the disk their logs may take.
 const MAX_ENDED: usize = 256;
 const MAX_ENDED_BYTES: u64 = 256 << 20;
+/// One that was read so recently is not forgotten, unless there are far too many.
+const READING: Duration = Duration::from_secs(60);
 /// The most that one read returns.
 const MAX_READ: usize = 1 << 20;
 /// How much input travels in one message.
@@ -107,6 +109,7 @@ pub(crate) struct LoggedExec {
     file: Mutex<Option<Arc<File>>>,
     channel: Mutex<Option<Arc<Channel>>>,
     runs: Mutex<Runs>,
+    last_read: Mutex<Option<Instant>>,
     phase: watch::Sender<Phase>,
     input: tokio::sync::Mutex<()>,
     core: Weak<Core>,
@@ -209,9 +212,15 @@ impl Execs {
         ended.sort_by_key(|(at, ..)| *at);
         let mut count = ended.len();
         let mut bytes: u64 = ended.iter().map(|(_, bytes, _)| bytes).sum();
+        // The newest has not been read yet, whatever its size.
+        ended.pop();
         for (_, size, exec) in ended {
             if count <= MAX_ENDED && bytes <= MAX_ENDED_BYTES {
                 break;
+            }
+            let is_read = guard(&exec.last_read).is_some_and(|at| at.elapsed() < READING);
+            if is_read && count <= 2 * MAX_ENDED {
+                continue;
             }
             self.remove(&exec);
             (count, bytes) = (count - 1, bytes - size);
@@ -463,6 +472,7 @@ impl LoggedExec {
             file: Mutex::new(Some(Arc::new(file))),
             channel: Mutex::default(),
             runs: Mutex::default(),
+            last_read: Mutex::default(),
             phase: watch::Sender::new(Phase::default()),
             input: tokio::sync::Mutex::default(),
             core: sandbox.downgrade(),
@@ -642,6 +652,7 @@ impl LoggedExec {
     /// Returns what there is to read from `offset` on; `None` if there is nothing yet.
     fn look(&self, offset: u64, max: usize) -> Result<Option<LogRead>> {
         let failed = |error| lost("read a log", error);
+        *guard(&self.last_read) = Some(Instant::now());
         // In this order: what ended before we ask for the size is all there.
         let finish = self.phase.borrow().finish.clone();
         let file = match self.file() {
