@@ -13,6 +13,22 @@ fn named() -> Vec<(&'static str, &'static str, Value)> {
         ("DELETE", "/v1/sandboxes/{sandbox}", none()),
         ("POST", "/v1/sandboxes/{sandbox}/exec", echo()),
         ("POST", "/v1/sandboxes/{sandbox}/attach", json!({})),
+        ("GET", "/v1/sandboxes/{sandbox}/execs", none()),
+        ("POST", "/v1/sandboxes/{sandbox}/execs", json!({ "command": { "program": "true" } })),
+        ("GET", "/v1/sandboxes/{sandbox}/execs/{exec}", none()),
+        ("DELETE", "/v1/sandboxes/{sandbox}/execs/{exec}", none()),
+        ("GET", "/v1/sandboxes/{sandbox}/execs/{exec}/wait", none()),
+        ("POST", "/v1/sandboxes/{sandbox}/execs/{exec}/signal", json!({ "signal": 15 })),
+        ("POST", "/v1/sandboxes/{sandbox}/execs/{exec}/kill", none()),
+        (
+            "POST",
+            "/v1/sandboxes/{sandbox}/execs/{exec}/resize",
+            json!({ "rows": 24, "columns": 80 }),
+        ),
+        ("PUT", "/v1/sandboxes/{sandbox}/execs/{exec}/stdin", none()),
+        ("GET", "/v1/sandboxes/{sandbox}/execs/{exec}/log", none()),
+        ("GET", "/v1/sandboxes/{sandbox}/execs/{exec}/stream", none()),
+        ("GET", "/v1/sandboxes/{sandbox}/execs/{exec}/attach", none()),
         ("GET", "/v1/sandboxes/{sandbox}/ports/{port}", none()),
         ("GET", "/v1/sandboxes/{sandbox}/ports/{port}/{path}", none()),
         ("GET", "/v1/sandboxes/{sandbox}/files?path=/x", none()),
@@ -49,7 +65,7 @@ async fn ask(
 ) -> Answer {
     let fill = |text: &str| {
         let text = text.replace("{sandbox}", sandbox).replace("{session}", session);
-        text.replace("{port}", "80").replace("{path}", "a//%ff?b")
+        text.replace("{port}", "80").replace("{path}", "a//%ff?b").replace("{exec}", "exec-1")
     };
     let body = match body {
         Value::Null => Value::Null,
