@@ -60,6 +60,8 @@ struct Running {
     /// CPU time of its orphans that init reaped, where no cgroup counts it.
     orphans_cpu: Duration,
     stopped_by: Option<StoppedBy>,
+    /// When it is over although its first process cannot die.
+    given_up: Option<Instant>,
 }
 
 struct Init<'a> {
@@ -319,6 +321,7 @@ impl Init<'_> {
             next_cpu_look: cpu_limit.map(|limit| started + limit / self.cpus),
             orphans_cpu: Duration::ZERO,
             stopped_by: None,
+            given_up: None,
         };
         if self.plan.bounds.memory.is_some() {
             self.next_memory_look = Some(started + MEMORY_INTERVAL);
@@ -465,6 +468,7 @@ impl Init<'_> {
         let suspended = self.suspended.is_some();
         let Some(running) = self.running.get_mut(&pid) else { return };
         running.stopped_by.get_or_insert(by);
+        running.given_up.get_or_insert_with(|| Instant::now() + DYING);
         running.deadline = None;
         running.next_cpu_look = None;
         let killed = match (&running.leaf, &self.work) {
@@ -634,8 +638,10 @@ impl Init<'_> {
         if self.suspended.is_some() {
             return None;
         }
-        let each =
-            self.running.values().flat_map(|running| [running.deadline, running.next_cpu_look]);
+        let each = self
+            .running
+            .values()
+            .flat_map(|running| [running.deadline, running.next_cpu_look, running.given_up]);
         let dying = self.ending.iter().map(|ending| Some(ending.until));
         each.chain([self.next_memory_look]).chain(dying).flatten().min()
     }
@@ -649,7 +655,9 @@ impl Init<'_> {
         let due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
         let pids: Vec<Pid> = self.running.keys().copied().collect();
         for pid in pids {
-            if due(self.running[&pid].deadline) {
+            if due(self.running[&pid].given_up) {
+                self.give_up(pid);
+            } else if due(self.running[&pid].deadline) {
                 self.stop(pid, StoppedBy::WallTime);
             } else if due(self.running[&pid].next_cpu_look) {
                 self.look_at_cpu(pid, now);
@@ -659,6 +667,15 @@ impl Init<'_> {
             self.look_at_memory(now);
         }
         self.settle();
+    }
+
+    /// Says of a command that it ended, although its first process waits for something that holds off
+    /// even the last of signals, as a file system in user space can. It is reaped like an orphan when it
+    /// dies at last.
+    fn give_up(&mut self, pid: Pid) {
+        let Some(running) = self.running.remove(&pid) else { return };
+        let usage = process::Usage { cpu: Duration::ZERO, peak_resident: 0 };
+        self.ended(running, End::Signalled(Signal::KILL.as_raw()), usage, (0, 0));
     }
 
     /// Ends a command over its CPU time, or says when it can be over at the earliest.

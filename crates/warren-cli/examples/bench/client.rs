@@ -2,7 +2,7 @@
 //!
 //! Blocking and by hand, so that what is measured is the daemon and not a client library.
 
-use std::io::{Read, Write};
+use std::io::{BufRead as _, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 
@@ -59,6 +59,42 @@ impl Client {
         match answer["exit_code"].as_i64() {
             Some(0) => Ok(answer["stdout"].as_str().map_or(0, str::len)),
             _ => bail!("the command failed: {answer}"),
+        }
+    }
+
+    /// Has a sandbox made that may write any amount.
+    pub(crate) fn create_chatty(&mut self) -> Result<String> {
+        let body =
+            json!({ "limits": { "max_output_bytes": null }, "select": { "require_fresh": true } });
+        let answer = self.ask("POST", "/v1/sandboxes", &body)?;
+        Ok(answer["sandbox"]["id"].as_str().unwrap_or_default().to_owned())
+    }
+
+    /// Runs a command, follows its log to its end, and returns how many bytes came.
+    pub(crate) fn follow(&mut self, sandbox: &str, program: &str, args: &[&str]) -> Result<u64> {
+        let body = json!({ "command": { "program": program, "args": args } });
+        let path = format!("/v1/sandboxes/{sandbox}/execs");
+        let answer = self.ask("POST", &path, &body)?;
+        let exec = answer["id"].as_str().unwrap_or_default();
+        let request = format!("GET {path}/{exec}/log?follow=true HTTP/1.1\r\n{}\r\n", self.head);
+        self.stream.write_all(request.as_bytes())?;
+        let mut from = BufReader::with_capacity(1 << 18, &mut self.stream);
+        let mut line = String::new();
+        while line != "\r\n" {
+            line.clear();
+            from.read_line(&mut line)?;
+        }
+        let mut total = 0;
+        loop {
+            line.clear();
+            from.read_line(&mut line)?;
+            let size = u64::from_str_radix(line.trim(), 16).context("the size of a chunk")?;
+            std::io::copy(&mut (&mut from).take(size), &mut std::io::sink())?;
+            from.read_line(&mut line)?;
+            if size == 0 {
+                return Ok(total);
+            }
+            total += size;
         }
     }
 

@@ -29,6 +29,7 @@ hostile! {
     what_the_kernel_has_for_each_user_is_left_to_the_others,
     a_storm_of_writes_reaches_no_disk,
     a_stopped_and_a_waiting_process_are_gone_with_their_sandbox,
+    a_process_that_nothing_ends_does_not_hold_up_its_client,
     what_the_kernel_remembers_for_a_sandbox_is_charged_to_it,
     a_sandbox_is_not_spared_when_memory_runs_out,
     no_core_reaches_a_program_of_the_host,
@@ -396,6 +397,36 @@ fn a_stopped_and_a_waiting_process_are_gone_with_their_sandbox(host: &Host) {
         running.wait_only();
         wait_until_gone("stuck", how);
     }
+}
+
+// S18: a process that waits for a file system is not ended by SIGKILL either
+fn a_process_that_nothing_ends_does_not_hold_up_its_client(host: &Host) {
+    let dir = host.open_dir("dead");
+    let dead = host.bare_root().start(&[format!("dead-fuse {dir}")]);
+    assert_eq!(dead.ready[0].result, "OK", "control: {:?}", dead.ready);
+    let place = host.sandbox().with(&format!("--ro {dir} --timeout 1s"));
+    let alive = place.run(&["echo", "here"]);
+    assert_eq!(alive.text(), "here\n", "control: to have it bound is no harm: {alive:?}");
+    let mut command = place.command(&["cat", &format!("{dir}/name")]);
+    let start = Instant::now();
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let pid = i32::try_from(child.id()).unwrap();
+    thread::sleep(Duration::from_millis(2500));
+    let state = |pid: &i32| fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let stuck: Vec<_> = inside(pid).into_iter().filter(|pid| state(pid).contains(") D ")).collect();
+    assert!(!stuck.is_empty(), "control: its time is over, and it is still there");
+    let beside = host.sandbox().run(&["echo", "here"]);
+    assert_eq!(beside.text(), "here\n", "a neighbour is not held up: {beside:?}");
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        assert!(start.elapsed() < Duration::from_secs(40), "the client hangs with it");
+        thread::sleep(Duration::from_millis(20));
+    };
+    assert_ne!(status.code(), Some(0), "what could not be removed is not reported as success");
+    // When the file system goes, so does what waited for it, and nothing is left after that.
+    dead.end();
 }
 
 /// Reads a number from a file of the memory cgroup that a process is in, whichever version has it.

@@ -14,6 +14,7 @@
 #include <grp.h>
 #include <limits.h>
 #include <linux/capability.h>
+#include <linux/fuse.h>
 #include <linux/perf_event.h>
 #include <mqueue.h>
 #include <poll.h>
@@ -1381,6 +1382,41 @@ static void c_crash(char **a) {
     abort();
 }
 
+// dead-fuse DIR: a file system on DIR that takes every question about a name and answers none, until EOF.
+static void c_dead_fuse(char **a) {
+    static char request[1 << 20];
+    char options[128];
+    int dev = open("/dev/fuse", O_RDWR);
+    if (dev < 0) return say(verdict(-1), "step=open");
+    snprintf(options, sizeof options, "fd=%d,rootmode=40755,user_id=0,group_id=0,allow_other", dev);
+    if (mount("dead", arg(a, 1), "fuse", 0, options) < 0) return say(verdict(-1), "step=mount");
+    for (bool ready = false;;) {
+        struct pollfd p[2] = {{dev, POLLIN, 0}, {0, POLLIN, 0}};
+        if (poll(p, 2, -1) < 0 || p[1].revents) break;
+        ssize_t n = read(dev, request, sizeof request);
+        if (n < (ssize_t)sizeof(struct fuse_in_header)) continue;
+        struct fuse_in_header *in = (void *)request;
+        struct { struct fuse_out_header head; union { struct fuse_init_out init; struct fuse_attr_out attr; } body; } out;
+        memset(&out, 0, sizeof out);
+        out.head.unique = in->unique;
+        out.head.len = sizeof out.head;
+        if (in->opcode == FUSE_INIT) {
+            out.body.init.major = FUSE_KERNEL_VERSION, out.body.init.minor = 31, out.body.init.max_write = 4096;
+            out.head.len += sizeof out.body.init;
+        } else if (in->opcode == FUSE_GETATTR) {
+            out.body.attr.attr_valid = 3600;
+            out.body.attr.attr.ino = 1, out.body.attr.attr.mode = S_IFDIR | 0755, out.body.attr.attr.nlink = 2;
+            out.head.len += sizeof out.body.attr;
+        } else if (in->opcode == FUSE_LOOKUP || in->opcode == FUSE_FORGET || in->opcode == FUSE_INTERRUPT) {
+            continue;
+        } else {
+            out.head.error = -ENOSYS;
+        }
+        if (write(dev, &out, out.head.len) < 0 && errno != ENOENT) break;
+        if (!ready) say("OK", ""), ready = true;
+    }
+    umount2(a[1], MNT_DETACH);
+}
 // filters PID FILE: writes the seccomp programs of a process to FILE.0, FILE.1 and so on, the newest first.
 static void c_filters(char **a) {
     static unsigned char program[4096 * 8];
@@ -1453,7 +1489,7 @@ static const struct { const char *name; void (*run)(char **); } cases[] = {
     {"inotify", c_inotify}, {"hold-inotify", c_hold_inotify}, {"queue-signal", c_queue_signal},
     {"hold-signals", c_hold_signals}, {"pipe", c_pipe}, {"hold-pipes", c_hold_pipes}, {"epoll", c_epoll},
     {"hold-epoll", c_hold_epoll}, {"storm", c_storm}, {"look-up", c_look_up}, {"stuck", c_stuck}, {"crash", c_crash},
-    {"filters", c_filters},
+    {"filters", c_filters}, {"dead-fuse", c_dead_fuse},
     {"setxattr-as", c_setxattr_as}, {"whiteout", c_whiteout}, {"give-fd", c_give_fd}, {"take-fd", c_take_fd},
     {"read", c_read}, {"write", c_write}, {"append", c_append}, {"put", c_put}, {"rewrite", c_rewrite},
     {"truncate", c_truncate}, {"chmod", c_chmod}, {"chown", c_chown}, {"unlink", c_unlink}, {"mkdir", c_mkdir},

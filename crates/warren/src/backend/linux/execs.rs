@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fs::{MemfdFlags, OFlags, memfd_create};
+use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
@@ -48,8 +48,9 @@ const MAX_READ: usize = 1 << 20;
 const INPUT_CHUNK: usize = 32 << 10;
 /// The first input that travels with the request.
 const FIRST_INPUT: usize = 48 << 10;
-/// The largest log that is kept in memory.
+/// The largest log that is kept in memory, and where a larger one is that has no name.
 const MAX_MEMORY: u64 = 64 << 20;
+const LARGE: &str = "/var/tmp";
 /// How much of a command is noted, to be shown.
 const MAX_SHOWN: usize = 4 << 10;
 
@@ -128,7 +129,8 @@ enum Origin {
 #[derive(Debug)]
 enum Place {
     Path(PathBuf),
-    Memory,
+    /// It goes with its last descriptor.
+    Nameless,
 }
 
 /// What is known of an exec.
@@ -179,10 +181,15 @@ impl Execs {
     }
 
     fn create_log(&self, id: &ExecId, keep: Keep, limit: Option<u64>) -> io::Result<(File, Place)> {
-        let in_memory = keep == Keep::Unnamed && limit.is_some_and(|limit| limit <= MAX_MEMORY);
-        let Some(directory) = self.directory.as_ref().filter(|_| !in_memory) else {
-            let file = memfd_create("warren-log", MemfdFlags::CLOEXEC)?;
-            return Ok((file.into(), Place::Memory));
+        let is_small = limit.is_some_and(|limit| limit <= MAX_MEMORY);
+        let nameless = keep == Keep::Unnamed && is_small;
+        let Some(directory) = self.directory.as_ref().filter(|_| !nameless) else {
+            // Memory is the sandbox's, and what it may have is bounded; a large log is on a disk.
+            let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+            let on_disk = || rustix::fs::open(LARGE, flags, Mode::from_raw_mode(0o600));
+            let in_memory = || memfd_create("warren-log", MemfdFlags::CLOEXEC);
+            let file = if is_small { in_memory() } else { on_disk().or_else(|_| in_memory()) };
+            return Ok((file?.into(), Place::Nameless));
         };
         let path = directory.join(id.as_str());
         let mut options = OpenOptions::new();
@@ -487,7 +494,7 @@ impl LoggedExec {
         }
         match &self.place {
             Place::Path(path) => open_log(path).map(Arc::new),
-            Place::Memory => Err(io::ErrorKind::NotFound.into()),
+            Place::Nameless => Err(io::ErrorKind::NotFound.into()),
         }
     }
 

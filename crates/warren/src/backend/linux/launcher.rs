@@ -5,12 +5,17 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use warren_init::plan::Plan;
 use warren_init::protocol;
 use warren_sys::{fd, socket};
 
 use super::channel::watch;
 use crate::{Result, SandboxError};
+
+/// How long it may take to end what is attached to us.
+const PATIENCE: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
 /// Starts sandboxes. It is started itself when first needed, and again should it ever die.
 #[derive(Debug, Default)]
@@ -46,6 +51,15 @@ impl Drop for Process {
     fn drop(&mut self) {
         // Without our end it ends what is attached to us, clears up and exits; it is ours to reap.
         self.socket = None;
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        let pidfd = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        if let Some(pidfd) = pidfd {
+            let mut ends = [PollFd::new(&pidfd, PollFlags::IN)];
+            if matches!(poll(&mut ends, Some(&PATIENCE)), Ok(0)) {
+                // Something inside cannot be ended now. It waits for that by itself.
+                return;
+            }
+        }
         let _ = self.child.wait();
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -53,6 +54,8 @@ pub(crate) struct Instance {
     base: Option<u32>,
     proof: Proof,
     groups: Mutex<Groups>,
+    /// Whether something inside could not be ended in time.
+    is_stuck: AtomicBool,
 }
 
 /// Has the launcher make a sandbox and waits until it stands, or until it is sure that it does not.
@@ -85,8 +88,18 @@ pub(crate) async fn launch(
     let proof = Proof { landlock_abi: 0, owners_shifted: false };
     let (home, groups) = unfinished.finish();
     let (groups, on_drop) = (Mutex::new(groups), OnDrop::Remove);
-    let mut instance =
-        Instance { home, on_drop, cpu_quota_millis, control, pidfd, pid, base, proof, groups };
+    let mut instance = Instance {
+        home,
+        on_drop,
+        cpu_quota_millis,
+        control,
+        pidfd,
+        pid,
+        base,
+        proof,
+        groups,
+        is_stuck: AtomicBool::new(false),
+    };
     match next_report(&instance.control).await?.0 {
         Report::Ready(proof) => instance.proof = proof,
         Report::Launched { .. } | Report::Failed(_) => return Err(nonsense("init")),
@@ -138,6 +151,7 @@ pub(crate) async fn adopt(
         base: anchor.base,
         proof: Proof { landlock_abi: anchor.landlock_abi, owners_shifted: anchor.owners_shifted },
         groups: Mutex::new(Groups::adopt(anchor.groups.clone())),
+        is_stuck: AtomicBool::new(false),
     };
     // One stuck sandbox must not hold up the others.
     let hello = tokio::time::timeout(PATIENCE, instance.ask::<Standing>(&Request::Hello)).await;
@@ -204,8 +218,12 @@ impl Instance {
     /// Kills every process, waits until all are gone, and removes what they had.
     async fn destroy(&self) -> Result<()> {
         self.kill();
-        if tokio::time::timeout(PATIENCE, self.pidfd.readable()).await.is_err() {
+        // One that was waited for in vain is not waited for again: whoever asks anew is told at once.
+        let stuck = self.is_stuck.load(Ordering::Relaxed);
+        let patience = if stuck { Duration::ZERO } else { PATIENCE };
+        if tokio::time::timeout(patience, self.pidfd.readable()).await.is_err() {
             let what = "ending the sandbox".to_owned();
+            self.is_stuck.store(true, Ordering::Relaxed);
             return Err(SandboxError::Timeout { what, after: PATIENCE });
         }
         self.groups().remove()?;
@@ -233,6 +251,11 @@ impl Drop for Instance {
             return;
         }
         self.kill();
+        if self.is_stuck.load(Ordering::Relaxed) {
+            // It was waited for already. The launcher clears up when it ends at last.
+            self.groups().leave();
+            return;
+        }
         let patience = Timespec { tv_sec: PATIENCE.as_secs().try_into().unwrap_or(10), tv_nsec: 0 };
         let _ = poll(&mut [PollFd::new(self.pidfd.get_ref(), PollFlags::IN)], Some(&patience));
         if let Some(home) = &self.home {
