@@ -26,7 +26,7 @@ pub use error::{ProgramFault, Result, SandboxError};
 pub use exec::{ExecCause, ExecContext, ExecOutput, ExecReport, ResourceUsage, StreamOutput};
 pub use execs::{
     ExecEnd, ExecHandle, ExecId, ExecInfo, ExecInput, ExecOptions, FoundExec, LogOverflow,
-    LogPiece, LogRead, LogStream, LogWait, TerminalSize,
+    LogPiece, LogRead, LogStream, LogWait, TerminalSize, TimeLimits,
 };
 pub use identity::SandboxId;
 pub use limits::{Bound, EnforcedLimit, Limit, ResourceLimits, UnknownLimit};

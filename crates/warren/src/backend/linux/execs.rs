@@ -423,9 +423,9 @@ fn fingerprint(plan: &ExecPlan, options: &ExecOptions) -> u64 {
     let mut hasher = DefaultHasher::new();
     (&plan.program, &plan.args, &plan.workdir, &plan.env, &plan.stdin, plan.timeout)
         .hash(&mut hasher);
-    let ExecOptions { id: _, input, terminal, overflow } = options;
+    let ExecOptions { id: _, input, terminal, overflow, time_limits } = options;
     let size = terminal.map(|size| (size.rows, size.columns));
-    (*input as u8, size, *overflow as u8).hash(&mut hasher);
+    (*input as u8, size, *overflow as u8, *time_limits as u8).hash(&mut hasher);
     hasher.finish()
 }
 

@@ -1,5 +1,6 @@
 //! One sandbox of the `linux` backend, and everything it has on the host.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,7 +31,7 @@ use crate::backend::ExecPlan;
 use crate::{
     Command, CreateOptions, Enforcement, ExecCause, ExecContext, ExecHandle, ExecId, ExecOptions,
     ExecOutput, ExecReport, FoundExec, Layer, LogPiece, LogStream, LogWait, ResourceUsage, Result,
-    Sandbox, SandboxCapabilities, SandboxError, SandboxId, SandboxSpec, StreamOutput,
+    Sandbox, SandboxCapabilities, SandboxError, SandboxId, SandboxSpec, StreamOutput, TimeLimits,
 };
 
 /// How long a killed sandbox may take to be gone.
@@ -441,9 +442,17 @@ impl LinuxSandbox {
         options: &ExecOptions,
         keep: Keep,
     ) -> Result<Hold> {
-        let plan = ExecPlan::new(&self.terms.spec, cmd, ctx)?;
+        let spec = match options.time_limits {
+            TimeLimits::Held => Cow::Borrowed(&self.terms.spec),
+            TimeLimits::HeldByCaller => {
+                let mut spec = self.terms.spec.clone();
+                (spec.limits.max_wall_time_ms, spec.limits.max_cpu_time_ms) = (None, None);
+                Cow::Owned(spec)
+            }
+        };
+        let plan = ExecPlan::new(&spec, cmd, ctx)?;
         let state = self.running().await?;
-        let started = self.start_logged(plan, &self.terms.spec.limits, options, keep).await;
+        let started = self.start_logged(plan, &spec.limits, options, keep).await;
         drop(state);
         let hold = started.map_err(|error| self.explain(error))?;
         hold.exec.started().await?;
