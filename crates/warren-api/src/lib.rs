@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use warren::shell::Shells;
 use warren::{
     Sandbox, SandboxId, SandboxManager, SandboxSelectionOptions, SandboxSession, SandboxSpec,
     SessionState,
@@ -64,6 +65,7 @@ struct Inner {
     ledger: Ledger,
     events: Events,
     repeatable: Repeatable,
+    shells: Shells,
     /// The default sandbox of each tenant but the operator's, which is the manager's own.
     defaults: Mutex<HashMap<Arc<str>, SandboxId>>,
     tasks: TaskTracker,
@@ -88,6 +90,7 @@ impl Api {
             ledger: Ledger::default(),
             events: Events::new(epoch),
             repeatable: Repeatable::default(),
+            shells: Shells::default(),
             defaults: Mutex::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),

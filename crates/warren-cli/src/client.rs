@@ -17,6 +17,7 @@ use warren_api::{CLIENT_HEADER, ErrorBody};
 use crate::args::{ClientArgs, SettingArgs};
 use crate::config::{Config, Surroundings};
 use crate::failure::Failure;
+use crate::signals::Signals;
 
 /// The daemon, as its clients see it.
 #[derive(Debug)]
@@ -53,6 +54,37 @@ impl Client {
     ) -> Result<T, Failure> {
         let body = serde_json::to_vec(body).map_err(|error| self.garbled(&error.to_string()))?;
         self.parsed(&self.ask(method, path, Some(body), headers)?)
+    }
+
+    /// Sends something and reads the answer. A signal to us meanwhile is sent on to `interrupt`, which
+    /// is to have the answer come.
+    pub(crate) fn send_interruptibly<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+        interrupt: &str,
+    ) -> Result<T, Failure> {
+        let body = serde_json::to_vec(body).map_err(|error| self.garbled(&error.to_string()))?;
+        let whole = async |response| {
+            let body = self.checked(response).await?;
+            Ok(body.collect().await.map_err(|error| self.broke(&error))?.to_bytes())
+        };
+        let answer = self.runtime.block_on(async {
+            let signals = Signals::listen(false);
+            let mut signals =
+                signals.map_err(|error| Failure::system("cannot listen to signals", &error))?;
+            let answer = self.converse(Method::POST, path, Some(body), &[], whole);
+            tokio::pin!(answer);
+            loop {
+                tokio::select! {
+                    answer = &mut answer => return answer,
+                    _ = signals.next() => {
+                        self.converse(Method::POST, interrupt, None, &[], whole).await?;
+                    }
+                }
+            }
+        });
+        self.parsed(&answer?)
     }
 
     /// Ends or unsets something.

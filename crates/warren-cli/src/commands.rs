@@ -28,11 +28,11 @@ const MAX_STDIN: u64 = 512 << 10;
 /// How much of an id is shown where that is enough.
 const SHORT: usize = 12;
 
-fn printed(result: std::io::Result<()>) -> Result<u8, Failure> {
+pub(crate) fn printed(result: std::io::Result<()>) -> Result<u8, Failure> {
     result.map(|()| 0).map_err(|error| Failure::system("cannot write to stdout", &error))
 }
 
-fn show_object(value: &impl Serialize) -> Result<u8, Failure> {
+pub(crate) fn show_object(value: &impl Serialize) -> Result<u8, Failure> {
     printed(output::print_json(value))
 }
 
@@ -84,7 +84,7 @@ pub(crate) fn create(args: &CreateArgs) -> Result<u8, Failure> {
     printed(output::print(format!("{}\n", made.sandbox.id).as_bytes()))
 }
 
-fn read<T: serde::de::DeserializeOwned>(value: Value) -> Result<T, Failure> {
+pub(crate) fn read<T: serde::de::DeserializeOwned>(value: Value) -> Result<T, Failure> {
     serde_json::from_value(value).map_err(|error| {
         Failure::fatal("daemon", format!("the daemon answered nonsense: {error}"))
             .with_hint("is it of another version?")
@@ -178,7 +178,7 @@ fn short(id: &str, among: &[SandboxView]) -> String {
 }
 
 /// Finds the one sandbox that is meant: by id, by name, by its session, or by the beginning of one.
-fn find(client: &Client, target: &str) -> Result<SandboxView, Failure> {
+pub(crate) fn find(client: &Client, target: &str) -> Result<SandboxView, Failure> {
     let items = all(client, "")?;
     let items: Vec<SandboxView> = items.into_iter().map(read).collect::<Result<_, _>>()?;
     choose(&items, target).cloned()

@@ -14,6 +14,7 @@ mod reference;
 mod request;
 mod run;
 mod serve;
+mod sh;
 mod signals;
 mod socket;
 mod streams;
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
         Action::Ls(args) => (args.client.json, commands::ls(&args)),
         Action::Show(args) => (args.client.json, commands::show(&args)),
         Action::Exec(args) => (args.client.json, commands::exec(&args)),
+        Action::Sh(args) => (args.client.json, sh::run(&args)),
         Action::Attach(args) => (args.client.json, commands::attach(&args)),
         Action::Detach(args) => (args.client.json, commands::change(&args, "detach")),
         Action::Suspend(args) => (args.client.json, commands::change(&args, "suspend")),

@@ -2,6 +2,7 @@
 
 mod sandboxes;
 mod sessions;
+pub mod shells;
 mod system;
 pub mod wire;
 
@@ -55,11 +56,15 @@ fn parts(api: &Api) -> (Router<Api>, Document) {
         .routes(routes!(sandboxes::create))
         .routes(routes!(sandboxes::exec))
         .routes(routes!(sandboxes::attach))
+        .routes(routes!(shells::run))
         .routes(routes!(system::exec_default))
         .routes(routes!(system::events));
     let prompt = OpenApiRouter::new()
         .routes(routes!(sandboxes::list))
         .routes(routes!(sandboxes::show, sandboxes::destroy))
+        .routes(routes!(shells::list))
+        .routes(routes!(shells::show, shells::close))
+        .routes(routes!(shells::interrupt))
         .routes(routes!(sessions::list))
         .routes(routes!(sessions::show, sessions::terminate))
         .routes(routes!(sessions::attach))

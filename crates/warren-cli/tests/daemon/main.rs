@@ -3,4 +3,5 @@
 mod clients;
 mod crash;
 mod serve;
+mod shells;
 mod support;

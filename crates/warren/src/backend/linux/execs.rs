@@ -48,6 +48,8 @@ const INPUT_CHUNK: usize = 32 << 10;
 const FIRST_INPUT: usize = 48 << 10;
 /// The largest log that is kept in memory.
 const MAX_MEMORY: u64 = 64 << 20;
+/// How long is waited for what init says of an exec that is taken up.
+const ADOPTION: Duration = Duration::from_secs(1);
 /// How much of a command is noted, to be shown.
 const MAX_SHOWN: usize = 4 << 10;
 
@@ -404,7 +406,13 @@ impl LinuxSandbox {
         let sent = self.control().send(&Request::Follow(id.0), &fds).await;
         sent.map_err(|error| lost("reach init", error))?;
         drop(theirs);
-        self.listen_to(&exec, channel, notice)
+        self.listen_to(&exec, channel, notice)?;
+        // Until init has said how far it is, it would seem to take no input. One that is being started
+        // says it later.
+        let mut phase = exec.phase.subscribe();
+        let told = phase.wait_for(|phase| phase.input_heard > 0 || phase.finish.is_some());
+        let _ = tokio::time::timeout(ADOPTION, told).await;
+        Ok(())
     }
 }
 
