@@ -16,8 +16,10 @@
 //!   gets a new shell.
 //! - `set -e` has no effect on commands, as always to the left of `||`; give scripts to a shell of
 //!   their own.
-//! - It is an interactive shell: `$-` has an `i`, aliases work, a background job is announced on
-//!   stderr as `[1] 123`, an interrupt leaves an empty line there.
+//! - It is an interactive shell: `$-` has an `i` and aliases work. Bash announces a background job on
+//!   stderr as `[1] 123`, leaves an empty line there at an interrupt, and may complain that it has no
+//!   terminal (`tcsetattr`) when a signal ends a program. The few steps around a command are seen by
+//!   `set -x` and a DEBUG trap.
 //! - Fooling it about how a command ended is possible for that command, and harms nobody else: the
 //!   sandbox is one trust domain. What comes from it is parsed strictly and bounded.
 
@@ -58,6 +60,7 @@ const CPU_LOOK: Duration = Duration::from_millis(500);
 /// How often everything that a shell started is ended before the shell is.
 const STEPS: u32 = 5;
 const SIGINT: i32 = 2;
+const SIGCONT: i32 = 18;
 
 /// How a shell is opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -715,7 +718,11 @@ impl Shell {
         stop.step += 1;
         stop.next = now + if stop.step == 1 { self.grace } else { self.grace / STEPS };
         match stop.step {
-            1 => self.exec.signal(SIGINT).await?,
+            1 => {
+                self.exec.signal(SIGINT).await?;
+                // One that is stopped has to run to heed it.
+                self.exec.signal(SIGCONT).await?;
+            }
             // Again and again: a shell goes on if what it waited for did not die of SIGINT, so it must
             // be met between two programs, or the next one before that can handle signals.
             step if u32::from(step) < STEPS + 2 => {

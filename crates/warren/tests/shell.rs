@@ -70,7 +70,8 @@ async fn open(sandbox: &Arc<dyn Sandbox>, name: &str) -> Arc<Shell> {
 }
 
 async fn run(shell: &Shell, command: &str) -> ShellOutput {
-    shell.run(&ShellCommand::new(command)).await.unwrap()
+    let ran = shell.run(&ShellCommand::new(command)).await;
+    ran.unwrap_or_else(|error| panic!("{error} at {:.200}", command))
 }
 
 /// Runs a command and returns its exit code and what it wrote.
@@ -151,7 +152,8 @@ mod linux {
             ("exec 3>&- 0<&- 4>/dev/null; exec 4>&-", 0, ""),
             ("echo x >&3", 1, "Bad file descriptor"),
             ("sh -c 'kill -9 $$'", 137, ""),
-            ("kill -TERM $$; kill -TSTP $$", 0, ""),
+            ("kill -TERM $$", 0, ""),
+            ("\\echo \"`echo $(echo '\\\\' \"!! \\\"\")`\" !x; set -H", 0, ""),
             ("PS1='> ' PROMPT_COMMAND='echo prompt'", 0, ""),
             ("set -x; set +x", 0, "+ set +x"),
             ("trap 'echo debug' DEBUG; trap - DEBUG", 0, ""),
@@ -195,6 +197,7 @@ mod linux {
             "wait_for() { sleep 60 & wait; }; wait_for; echo no",
             "sh -c 'trap \"\" INT; sleep 60'",
             "setsid sh -c 'sleep 60'",
+            "kill -STOP $$; echo no",
             "while :; do python3 -c 'import signal, time; signal.signal(2, lambda *a: exit(0)); \
              time.sleep(60)'; done",
         ] {

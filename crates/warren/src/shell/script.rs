@@ -6,9 +6,10 @@
 //! up the whole line, however deep in loops and functions it is, and reads the next; one that is not
 //! interactive exits. (`return` in a trap leaves only the innermost function, and a DEBUG trap that
 //! looks at a flag costs every command.) What it takes to be interactive is turned off or kept quiet:
-//! prompts, history, job control, startup files.
+//! prompts, history, job control, startup files. (As its PROMPT_COMMAND bash would evaluate a command
+//! as quietly as in a script; but bash 5.2 corrupts its memory when it gives up such a line.)
 //!
-//! A command is two lines. The first says on descriptor 3 that it begins, and then evaluates it with
+//! A command is two lines. The first says on descriptor 3 that it begins, and has it evaluated with
 //! that descriptor closed and nothing to read. The second is sent once the first was heard, so that it
 //! is not yet in the shell's own buffer, which dash empties when it gives up a line; it says how the
 //! command ended. It may be sent again whenever it could have been lost: it changes nothing.
@@ -30,12 +31,15 @@ pub(super) const START: &str = "\
 /// What makes it ready. Safe to be sent again, at any time.
 ///
 /// `__warren_s` is how the last command ended, and empty while one runs: what is given up leaves it
-/// so, and then `$?` tells. `__warren_q` lets a command see the `$?` of the one before.
+/// so, and then `$?` tells. `__warren_q` lets a command see the `$?` of the one before. `__warren_r`
+/// evaluates the command in `__warren_c` on the left side of a list, so that `set -e` does not end the
+/// shell.
 pub(super) const SET_UP: &str = r#"
-__warren_s=${__warren_s:-$?}; [ -n "${__warren_o-}" ] || { PS1= PS2= HISTFILE=; unset PROMPT_COMMAND MAILCHECK; [ -z "${BASH_VERSION-}" ] || { set +o history +H +m; history -c; }; exec 2>&4 4>&-; __warren_o=1; }
+__warren_s=${__warren_s:-$?}; [ -n "${__warren_o-}" ] || { PS1= PS2= HISTFILE=; unset PROMPT_COMMAND MAILCHECK; [ -z "${BASH_VERSION-}" ] || { set +o history +H +m; history -c; shopt -s execfail; }; exec 2>&4 4>&-; __warren_o=1; }
 __warren_b() { __warren_p=${__warren_s:-0}; __warren_s=; command echo "$1 B" >&3 || exit 125; }
 __warren_q() { return "${__warren_p:-0}"; }
-__warren_e() { __warren_s=${__warren_s:-$2}; PS1= PS2=; unset PROMPT_COMMAND; command echo "$1 E $__warren_s" >&3 || exit 125; }
+__warren_r='{ __warren_q; eval "$__warren_c"; } </dev/null 3>&- && __warren_s=0 || __warren_s=$?'
+__warren_e() { __warren_s=${__warren_s:-$2}; PS1= PS2=; unset PROMPT_COMMAND __warren_c; case $- in *H*) set +H;; esac; command echo "$1 E $__warren_s" >&3 || exit 125; }
 "#;
 
 /// The longest line that the shell may say.
@@ -44,20 +48,19 @@ const MAX_LINE: usize = 128;
 const TOKEN: usize = 32;
 
 /// Returns the line that runs a command. The command must have no NUL byte.
-///
-/// It is the left side of a list, so that `set -e` does not end the shell.
 pub(super) fn begin(token: &str, command: &str) -> String {
     let mut line = String::with_capacity(command.len() + 200);
     let _ = write!(line, "\n{{ __warren_b {token}; }} </dev/null >/dev/null 2>&1; ");
-    line.push_str("eval '__warren_q;");
-    // Nothing is special between these quotes but the quote itself.
-    for (index, part) in command.split('\'').enumerate() {
-        if index > 0 {
-            line.push_str("'\\''");
+    line.push_str("__warren_c=\"");
+    for char in command.chars() {
+        // All that is special between these quotes. (Between single ones less is, but bash takes a
+        // time for each quote in the text that grows with the text.)
+        if matches!(char, '\\' | '"' | '$' | '`') {
+            line.push('\\');
         }
-        line.push_str(part);
+        line.push(char);
     }
-    line.push_str("' </dev/null 3>&- && __warren_s=0 || __warren_s=$?\n");
+    line.push_str("\"; eval \"$__warren_r\"\n");
     line
 }
 
@@ -202,18 +205,20 @@ mod tests {
         #[test]
         fn a_command_stays_between_its_quotes(command in "[^\0]{0,200}") {
             let line = begin(A, &command);
-            let quoted = line.split_once("eval ").unwrap().1;
-            // Read as a shell reads it: quotes toggle, a backslash outside takes the next.
-            let (mut inside, mut text, mut chars) = (false, String::new(), quoted.chars());
+            let quoted = line.split_once("__warren_c=").unwrap().1;
+            // Read as a shell reads it: up to a quote, and a backslash takes the next.
+            let (mut text, mut chars) = (String::new(), quoted.chars().skip(1));
             while let Some(char) = chars.next() {
-                match (char, inside) {
-                    ('\'', _) => inside = !inside,
-                    ('\\', false) => text.extend(chars.next()),
-                    (' ', false) => break,
-                    (char, _) => text.push(char),
+                match char {
+                    '"' => break,
+                    '\\' => text.extend(chars.next()),
+                    char => {
+                        prop_assert!(!matches!(char, '$' | '`'));
+                        text.push(char);
+                    }
                 }
             }
-            prop_assert_eq!(text, format!("__warren_q;{command}"));
+            prop_assert_eq!(text, command);
         }
     }
 }
