@@ -253,6 +253,19 @@ mod linux {
             assert_eq!(error.code(), "conflict", "{error}");
             assert!(error.to_string().contains("it has ended"), "{error}");
         }
+        // However many find that it has ended, there is one new shell, and it can be found again.
+        let (old, _) = shells.open(Arc::clone(&sandbox), &options("d")).await.unwrap();
+        run(&old, "exit").await;
+        let (one, two) = (options("d"), options("d"));
+        let (one, two) = tokio::join!(
+            shells.open(Arc::clone(&sandbox), &one),
+            shells.open(Arc::clone(&sandbox), &two),
+        );
+        let (one, two) = (one.unwrap().0, two.unwrap().0);
+        old.close().await.unwrap();
+        assert!(Arc::ptr_eq(&one, &two));
+        assert!(sandbox.find_exec(one.exec().id()).await.unwrap().is_some());
+        run(&one, "exit").await;
         // One that closes what it is told things by is gone, and that is noticed.
         let (shell, _) = shells.open(Arc::clone(&sandbox), &options("d")).await.unwrap();
         let output = run(&shell, "for fd in 3 10 11 12 255; do eval \"exec $fd>&-\"; done").await;

@@ -119,6 +119,11 @@ fn shells_are_run_listed_interrupted_and_removed_over_rest() {
     assert_eq!(interrupted, (200, json!({"interrupted": true, "shell_ended": false})));
     assert_eq!(ran["cause"], json!({"kind": "signalled", "signal": 2}));
     assert_eq!(run("a", json!({"command": "echo $x"})).1["stdout"], "5\n");
+    daemon.ok(&["suspend", &id]);
+    let (status, answer) = run("a", json!({"command": "true"}));
+    assert_eq!((status, &answer["error"]["code"]), (409, &"suspended".into()));
+    daemon.ok(&["resume", &id]);
+    assert_eq!(run("a", json!({"command": "echo $x"})).1["stdout"], "5\n");
 
     for (name, body, status, code) in [
         ("a", json!({"command": "a\0b"}), 400, "invalid_spec"),

@@ -221,8 +221,12 @@ impl Execs {
     }
 
     fn remove(&self, exec: &LoggedExec) {
-        guard(&self.table).remove(&exec.id);
-        exec.delete();
+        let mut table = guard(&self.table);
+        // Once it was forgotten another may have its name, and its place on the disk.
+        if table.get(&exec.id).is_some_and(|known| std::ptr::eq(&**known, exec)) {
+            table.remove(&exec.id);
+            exec.delete();
+        }
     }
 }
 
