@@ -298,7 +298,8 @@ fn exec_id(name: &str) -> Result<ExecId> {
     Ok(id)
 }
 
-fn is_shell(exec: &dyn ExecHandle) -> bool {
+/// Tells whether an exec is a shell.
+pub(crate) fn is_shell(exec: &dyn ExecHandle) -> bool {
     exec.id().as_str().starts_with(PREFIX)
         && exec.info().command.last().is_some_and(|word| word == script::MARK)
 }

@@ -61,7 +61,7 @@ impl Drop for Place {
 }
 
 fn options(name: &str) -> ShellOptions {
-    let grace = Duration::from_millis(700);
+    let grace = Duration::from_millis(400);
     ShellOptions { name: name.to_owned(), grace, ..ShellOptions::default() }
 }
 

@@ -146,3 +146,22 @@ fn shells_are_run_listed_interrupted_and_removed_over_rest() {
     assert_eq!(ask(place, "GET", &format!("{id}/shells"), None).1["items"], json!([]));
     daemon.ok(&["kill", &id]);
 }
+
+#[test]
+fn a_shell_that_waits_does_not_keep_its_session_from_being_idle() {
+    let place = Place::with_backend("linux");
+    let config = place.path("config.toml");
+    std::fs::write(&config, "cleanup_interval = \"200ms\"\n[timeouts]\nidle = \"1s\"\n").unwrap();
+    let daemon = Daemon::start_in(place, &["--config", config.to_str().unwrap()]);
+    daemon.ok(&["create", "--name", "box"]);
+    let active = || daemon.ok(&["ls", "-q", "-f", "state=active"]);
+    let worked = daemon.run(&["sh", "box", "--", "sleep 2.5; echo done"]);
+    assert_eq!(seen(&worked), (Some(0), "done\n", ""), "control: a command in it does");
+    assert_ne!(active(), "");
+    let began = Instant::now();
+    while !active().is_empty() {
+        assert!(began.elapsed() < PATIENCE, "it is held: {}", daemon.log());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    daemon.run(&["kill", "box"]);
+}
