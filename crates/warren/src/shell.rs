@@ -2,7 +2,7 @@
 //! traps and options, each command with its own exit code, cause and usage.
 //!
 //! A shell is an exec named `shell-NAME` whose descriptor 3 carries what it is told and what it says
-//! (see [`script`]). Everything there is to know about it is in the exec's log, so it outlives whoever
+//! (see `shell/script.rs`). Everything there is to know about it is in the exec's log, so it outlives whoever
 //! opened it: opening it by its name again goes on in the same shell.
 //!
 //! What a command can do to it:

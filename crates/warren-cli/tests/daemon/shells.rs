@@ -11,19 +11,19 @@ use crate::support::{Daemon, Outcome, PATIENCE, Place, outcome};
 
 /// Asks the daemon for something; returns the status and the answer.
 fn ask(place: &Place, method: &str, path: &str, body: Option<Value>) -> (u16, Value) {
-    let mut stream = UnixStream::connect(place.path("run/warren.sock")).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut stream = UnixStream::connect(place.path("run/warren.sock")).expect("a daemon");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     let body = body.map(|body| body.to_string()).unwrap_or_default();
     let head = format!(
         "{method} /v1/sandboxes/{path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
          Content-Type: application/json\r\nContent-Length: {}\r\n\r\n",
         body.len()
     );
-    stream.write_all((head + &body).as_bytes()).unwrap();
+    stream.write_all((head + &body).as_bytes()).expect("it listens");
     let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    stream.read_to_string(&mut answer).expect("it answers");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status");
     (status, serde_json::from_str(body).unwrap_or(Value::Null))
 }
 
