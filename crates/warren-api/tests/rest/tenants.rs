@@ -13,6 +13,11 @@ fn named() -> Vec<(&'static str, &'static str, Value)> {
         ("DELETE", "/v1/sandboxes/{sandbox}", none()),
         ("POST", "/v1/sandboxes/{sandbox}/exec", echo()),
         ("POST", "/v1/sandboxes/{sandbox}/attach", json!({})),
+        ("GET", "/v1/sandboxes/{sandbox}/shells", none()),
+        ("GET", "/v1/sandboxes/{sandbox}/shells/{name}", none()),
+        ("DELETE", "/v1/sandboxes/{sandbox}/shells/{name}", none()),
+        ("POST", "/v1/sandboxes/{sandbox}/shells/{name}/run", json!({ "command": "true" })),
+        ("POST", "/v1/sandboxes/{sandbox}/shells/{name}/interrupt", none()),
         ("POST", "/v1/sandboxes", json!({ "select": { "preferred_id": "{sandbox}" } })),
         ("PUT", "/v1/default", json!({ "sandbox_id": "{sandbox}" })),
         ("GET", "/v1/sessions/{session}", none()),
@@ -34,7 +39,10 @@ async fn ask(
     peer: warren_api::Peer,
     (sandbox, session): (&str, &str),
 ) -> Answer {
-    let fill = |text: &str| text.replace("{sandbox}", sandbox).replace("{session}", session);
+    let fill = |text: &str| {
+        let text = text.replace("{sandbox}", sandbox).replace("{session}", session);
+        text.replace("{name}", "main")
+    };
     let body = match body {
         Value::Null => Value::Null,
         body => serde_json::from_str(&fill(&body.to_string())).expect("JSON"),
