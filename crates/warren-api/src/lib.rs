@@ -27,6 +27,7 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use warren::shell::Shells;
 use warren::{
     Sandbox, SandboxId, SandboxManager, SandboxSelectionOptions, SandboxSession, SandboxSpec,
     SessionState,
@@ -78,6 +79,7 @@ struct Inner {
     journal: Arc<dyn Journal>,
     ports: Ports,
     writers: rest::execs::Writers,
+    shells: Shells,
     /// The default sandbox of each tenant but the operator's, which is the manager's own.
     defaults: Mutex<HashMap<Arc<str>, SandboxId>>,
     tasks: TaskTracker,
@@ -104,6 +106,7 @@ impl Api {
             ports: Ports::default(),
             writers: Default::default(),
             journal,
+            shells: Shells::default(),
             defaults: Mutex::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),

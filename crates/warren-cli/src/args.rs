@@ -75,6 +75,15 @@ pub(crate) enum Action {
     /// Look at the files of a sandbox, and change them.
     #[command(subcommand)]
     Files(FilesAction),
+    /// Run a command in a shell of a sandbox that keeps its state, and return its exit code.
+    ///
+    /// The shell is made by the first command and lasts until it exits or the sandbox ends, also while
+    /// the daemon is gone: directory, variables, functions and options are there for the next command.
+    /// One command runs in it at a time. Ctrl-C interrupts the command and leaves the shell; a command
+    /// that ignores that is killed with all that the shell started, and at last the shell is.
+    ///
+    /// 124 is a timeout, 130 an interrupt, 125 an error of Warren's, 2 bad usage.
+    Sh(ShArgs),
     /// Join a sandbox again, or one more time; or a command in it, with what it wrote so far.
     Attach(AttachArgs),
     /// List the commands that run in a sandbox.
@@ -376,6 +385,24 @@ pub(crate) struct TargetArgs {
     pub(crate) client: ClientArgs,
     /// Name or id of the sandbox or its session, or the beginning of one.
     pub(crate) sandbox: String,
+}
+
+/// What to run in a shell.
+#[derive(Debug, Args)]
+pub(crate) struct ShArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// Which of the sandbox's shells.
+    #[arg(long, value_name = "NAME", default_value = "main")]
+    pub(crate) session: String,
+    /// Time by the clock.
+    #[arg(long, value_name = "TIME", value_parser = units::time)]
+    pub(crate) timeout: Option<Cap<u64>>,
+    /// Name or id of the sandbox, or the beginning of one.
+    pub(crate) sandbox: String,
+    /// The command, in the language of the shell; several words are joined by spaces.
+    #[arg(value_name = "COMMAND", required = true, last = true)]
+    pub(crate) command: Vec<String>,
 }
 
 /// Which sandbox to join.

@@ -24,6 +24,7 @@ use crate::args::{ClientArgs, SettingArgs};
 use crate::config::{Config, Surroundings};
 use crate::failure::Failure;
 use crate::files::Outlet;
+use crate::signals::Signals;
 
 /// What is sent with a request.
 type Sent = UnsyncBoxBody<Bytes, io::Error>;
@@ -184,6 +185,33 @@ impl Client {
             }
             Err(error) => Err(hung_up(&self.socket, &error.to_string())),
         }
+    }
+
+    /// Sends something and reads the answer. A signal to us meanwhile is sent on to `interrupt`, which
+    /// is to have the answer come.
+    pub(crate) fn send_interruptibly<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+        interrupt: &str,
+    ) -> Result<T, Failure> {
+        let body = serde_json::to_vec(body).map_err(|error| self.garbled(&error.to_string()))?;
+        let answer = self.runtime.block_on(async {
+            let signals = Signals::listen(false);
+            let mut signals =
+                signals.map_err(|error| Failure::system("cannot listen to signals", &error))?;
+            let answer = self.ask_async(Method::POST, path, Some(body), &[]);
+            tokio::pin!(answer);
+            loop {
+                tokio::select! {
+                    answer = &mut answer => return answer,
+                    _ = signals.next() => {
+                        self.ask_async(Method::POST, interrupt, None, &[]).await?;
+                    }
+                }
+            }
+        });
+        self.parsed(&answer?)
     }
 
     /// Ends or unsets something.

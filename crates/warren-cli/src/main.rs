@@ -18,6 +18,7 @@ mod reference;
 mod request;
 mod run;
 mod serve;
+mod sh;
 mod signals;
 mod socket;
 mod streams;
@@ -50,6 +51,7 @@ fn main() -> ExitCode {
         Action::Signal(args) => (args.is_json(), execs::signal(&args)),
         Action::Cp(args) => (args.client.json, files::cp(&args)),
         Action::Files(action) => (action.is_json(), files::files(&action)),
+        Action::Sh(args) => (args.client.json, sh::run(&args)),
         Action::Attach(args) => (args.client.json, commands::attach(&args)),
         Action::Detach(args) => (args.client.json, commands::change(&args, "detach")),
         Action::Suspend(args) => (args.client.json, commands::change(&args, "suspend")),

@@ -346,6 +346,7 @@ pub(crate) async fn start(
         input: if open_stdin { ExecInput::Open } else { ExecInput::Closed },
         terminal: terminal.map(Into::into),
         overflow,
+        ..ExecOptions::default()
     };
     let exec = begin(&api, &who, &id, command, &options).await?;
     Ok((StatusCode::CREATED, Json(exec.info().into())))

@@ -5,6 +5,7 @@ pub mod files;
 pub(crate) mod ports;
 mod sandboxes;
 mod sessions;
+pub mod shells;
 mod system;
 pub mod wire;
 
@@ -59,6 +60,7 @@ fn parts(api: &Api) -> (Router<Api>, Document) {
         .routes(routes!(sandboxes::create))
         .routes(routes!(sandboxes::exec))
         .routes(routes!(sandboxes::attach))
+        .routes(routes!(shells::run))
         .routes(routes!(system::exec_default))
         .routes(routes!(system::events))
         .routes(routes!(execs::start))
@@ -79,6 +81,9 @@ fn parts(api: &Api) -> (Router<Api>, Document) {
         .routes(routes!(execs::signal))
         .routes(routes!(execs::kill))
         .routes(routes!(execs::resize))
+        .routes(routes!(shells::list))
+        .routes(routes!(shells::show, shells::close))
+        .routes(routes!(shells::interrupt))
         .routes(routes!(sessions::list))
         .routes(routes!(sessions::show, sessions::terminate))
         .routes(routes!(sessions::attach))

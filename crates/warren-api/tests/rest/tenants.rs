@@ -42,6 +42,11 @@ fn named() -> Vec<(&'static str, &'static str, Value)> {
         ("GET", "/v1/sandboxes/{sandbox}/files/watch?path=/x", none()),
         ("GET", "/v1/sandboxes/{sandbox}/files/tar?path=/x", none()),
         ("PUT", "/v1/sandboxes/{sandbox}/files/tar?path=/x", none()),
+        ("GET", "/v1/sandboxes/{sandbox}/shells", none()),
+        ("GET", "/v1/sandboxes/{sandbox}/shells/{name}", none()),
+        ("DELETE", "/v1/sandboxes/{sandbox}/shells/{name}", none()),
+        ("POST", "/v1/sandboxes/{sandbox}/shells/{name}/run", json!({ "command": "true" })),
+        ("POST", "/v1/sandboxes/{sandbox}/shells/{name}/interrupt", none()),
         ("POST", "/v1/sandboxes", json!({ "select": { "preferred_id": "{sandbox}" } })),
         ("PUT", "/v1/default", json!({ "sandbox_id": "{sandbox}" })),
         ("GET", "/v1/sessions/{session}", none()),
@@ -65,7 +70,8 @@ async fn ask(
 ) -> Answer {
     let fill = |text: &str| {
         let text = text.replace("{sandbox}", sandbox).replace("{session}", session);
-        text.replace("{port}", "80").replace("{path}", "a//%ff?b").replace("{exec}", "exec-1")
+        let text = text.replace("{name}", "main").replace("{exec}", "exec-1");
+        text.replace("{port}", "80").replace("{path}", "a//%ff?b")
     };
     let body = match body {
         Value::Null => Value::Null,

@@ -17,6 +17,7 @@ fn without_a_daemon_every_client_says_how_to_start_one() {
         &["show", "x"],
         &["exec", "x", "--", "true"],
         &["exec", "--", "true"],
+        &["sh", "x", "--", "true"],
         &["attach", "x"],
         &["detach", "x"],
         &["suspend", "x"],

@@ -11,4 +11,5 @@ mod ports;
 mod restart;
 mod serve;
 mod service;
+mod shells;
 mod support;

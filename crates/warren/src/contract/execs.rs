@@ -70,6 +70,20 @@ pub struct ExecOptions {
     pub terminal: Option<TerminalSize>,
     /// What happens when its log is full.
     pub overflow: LogOverflow,
+    /// Whether the sandbox's limits on time hold for it.
+    pub time_limits: TimeLimits,
+}
+
+/// Whether `max_wall_time_ms` and `max_cpu_time_ms` hold for an exec as a whole.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TimeLimits {
+    /// They do.
+    #[default]
+    Held,
+    /// They do not: it is a shell that waits for commands, and whoever started it holds each of
+    /// those to them.
+    HeldByCaller,
 }
 
 /// What an exec reads, after what its command says.

@@ -28,7 +28,7 @@ pub use error::{ProgramFault, Result, SandboxError};
 pub use exec::{ExecCause, ExecContext, ExecOutput, ExecReport, ResourceUsage, StreamOutput};
 pub use execs::{
     ExecEnd, ExecHandle, ExecId, ExecInfo, ExecInput, ExecOptions, FoundExec, LogOverflow,
-    LogPiece, LogRead, LogStream, LogWait, TerminalSize,
+    LogPiece, LogRead, LogStream, LogWait, TerminalSize, TimeLimits,
 };
 pub use files::{
     FileChange, FileChangeKind, FileContents, FileEntry, FileFault, FileKind, FileListing,

@@ -11,6 +11,7 @@ use super::Inner;
 use super::keeper::{Request, Wanted};
 use super::registry::Life;
 use super::session::Held;
+use crate::shell::is_shell;
 use crate::{
     Command, Enforcement, ExecContext, ExecEnd, ExecHandle, ExecId, ExecInfo, ExecOptions,
     ExecOutput, ExecReport, FoundExec, LogRead, LogWait, PortStream, ResourceUsage, Result,
@@ -148,7 +149,8 @@ impl Guarded {
 impl Guarded {
     /// Has a command on its own count as work until it ends.
     fn watch(&self, exec: FoundExec) {
-        if exec.info().end.is_some() {
+        // A shell that waits for commands is no work; whoever runs one in it waits for that.
+        if exec.info().end.is_some() || is_shell(&*exec) {
             return;
         }
         // A sandbox that is suspended has commands all the same.

@@ -51,6 +51,8 @@ const FIRST_INPUT: usize = 48 << 10;
 /// The largest log that is kept in memory, and where a larger one is that has no name.
 const MAX_MEMORY: u64 = 64 << 20;
 const LARGE: &str = "/var/tmp";
+/// How long is waited for what init says of an exec that is taken up.
+const ADOPTION: Duration = Duration::from_secs(1);
 /// How much of a command is noted, to be shown.
 const MAX_SHOWN: usize = 4 << 10;
 
@@ -235,8 +237,12 @@ impl Execs {
     }
 
     fn remove(&self, exec: &LoggedExec) {
-        guard(&self.table).remove(&exec.id);
-        exec.delete();
+        let mut table = guard(&self.table);
+        // Once it was forgotten another may have its name, and its place on the disk.
+        if table.get(&exec.id).is_some_and(|known| std::ptr::eq(&**known, exec)) {
+            table.remove(&exec.id);
+            exec.delete();
+        }
     }
 }
 
@@ -420,7 +426,13 @@ impl LinuxSandbox {
         let sent = self.control().send(&Request::Follow(id.0), &fds).await;
         sent.map_err(|error| lost("reach init", error))?;
         drop(theirs);
-        self.listen_to(&exec, channel, notice)
+        self.listen_to(&exec, channel, notice)?;
+        // Until init has said how far it is, it would seem to take no input. One that is being started
+        // says it later.
+        let mut phase = exec.phase.subscribe();
+        let told = phase.wait_for(|phase| phase.input_heard > 0 || phase.finish.is_some());
+        let _ = tokio::time::timeout(ADOPTION, told).await;
+        Ok(())
     }
 }
 
@@ -439,9 +451,9 @@ fn fingerprint(plan: &ExecPlan, options: &ExecOptions) -> u64 {
     let mut hasher = DefaultHasher::new();
     (&plan.program, &plan.args, &plan.workdir, &plan.env, &plan.stdin, plan.timeout)
         .hash(&mut hasher);
-    let ExecOptions { id: _, input, terminal, overflow } = options;
+    let ExecOptions { id: _, input, terminal, overflow, time_limits } = options;
     let size = terminal.map(|size| (size.rows, size.columns));
-    (*input as u8, size, *overflow as u8).hash(&mut hasher);
+    (*input as u8, size, *overflow as u8, *time_limits as u8).hash(&mut hasher);
     hasher.finish()
 }
 

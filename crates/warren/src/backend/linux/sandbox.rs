@@ -1,5 +1,6 @@
 //! One sandbox of the `linux` backend, and everything it has on the host.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -35,7 +36,7 @@ use crate::{
     Command, CreateOptions, Enforcement, ExecCause, ExecContext, ExecHandle, ExecId, ExecOptions,
     ExecOutput, ExecReport, FoundExec, Layer, LogPiece, LogStream, LogWait, PortStream,
     ResourceUsage, Result, Sandbox, SandboxCapabilities, SandboxError, SandboxFiles, SandboxId,
-    SandboxSpec, StreamOutput,
+    SandboxSpec, StreamOutput, TimeLimits,
 };
 
 /// How long a killed sandbox may take to be gone.
@@ -522,9 +523,17 @@ impl LinuxSandbox {
         options: &ExecOptions,
         keep: Keep,
     ) -> Result<Hold> {
-        let plan = ExecPlan::new(&self.terms.spec, cmd, ctx)?;
+        let spec = match options.time_limits {
+            TimeLimits::Held => Cow::Borrowed(&self.terms.spec),
+            TimeLimits::HeldByCaller => {
+                let mut spec = self.terms.spec.clone();
+                (spec.limits.max_wall_time_ms, spec.limits.max_cpu_time_ms) = (None, None);
+                Cow::Owned(spec)
+            }
+        };
+        let plan = ExecPlan::new(&spec, cmd, ctx)?;
         let state = self.running().await?;
-        let started = self.start_logged(plan, &self.terms.spec.limits, options, keep).await;
+        let started = self.start_logged(plan, &spec.limits, options, keep).await;
         drop(state);
         let hold = started.map_err(|error| self.explain(error))?;
         hold.exec.started().await?;

@@ -1,0 +1,324 @@
+//! `/v1/sandboxes/{id}/shells`: commands in one shell that keeps its state.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use warren::shell::{Shell, ShellCommand, ShellInfo, ShellOptions, ShellOutput, ShellState};
+use warren::{ExecCause, Sandbox, SandboxId};
+
+use super::wire::Page;
+use crate::Api;
+use crate::error::{ApiError, ErrorBody};
+use crate::extract::{Body, Id, plain};
+use crate::principal::Principal;
+
+/// A command for a shell.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ShellRunBody {
+    /// What the shell is to evaluate: anything that could be a script.
+    pub command: String,
+    /// How long it may take; the sandbox's own limit holds too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_ms: Option<u64>,
+    /// How much it may write; the sandbox's own limit holds too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_output_bytes: Option<u64>,
+    /// Where a shell begins that is new; the sandbox's own directory if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workdir: Option<String>,
+    /// The environment that a shell begins with that is new, beside the sandbox's own.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+}
+
+/// What a command in a shell gave, and how it ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ShellRunView {
+    /// Its exit code, or the one that stands for how it ended.
+    pub exit_code: i32,
+    /// How it ended. `signalled` with signal 2 is a command that was interrupted; a program that a
+    /// signal ended shows as `exited` with 128 and the signal.
+    #[schema(value_type = Object, example = json!({"kind": "exited", "code": 0}))]
+    pub cause: ExecCause,
+    /// What was written to stdout meanwhile, as text.
+    pub stdout: String,
+    /// The same in base64, where it is not UTF-8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stdout_base64: Option<String>,
+    /// What was written to stderr meanwhile, as text.
+    pub stderr: String,
+    /// The same in base64, where it is not UTF-8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stderr_base64: Option<String>,
+    /// Whether there was more output than was kept.
+    pub truncated: bool,
+    /// What was used meanwhile.
+    pub usage: ShellUsageView,
+    /// Where in the log of the exec its output begins.
+    pub log_begin: u64,
+    /// Where in the log of the exec its output ends.
+    pub log_end: u64,
+    /// The exec that the shell is.
+    pub exec_id: String,
+    /// Whether the shell was made for this command, so that it has nothing of earlier ones.
+    pub shell_is_new: bool,
+    /// Whether the shell ended with this command; the next one gets a new shell.
+    pub shell_ended: bool,
+}
+
+/// What was used while a command ran, by it and by what earlier ones left running.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ShellUsageView {
+    /// CPU time, user and system.
+    pub cpu_time_ms: u64,
+    /// Time by the clock.
+    pub wall_time_ms: u64,
+    /// What was written to stdout and stderr, kept or not.
+    pub output_bytes: u64,
+}
+
+/// A shell at one moment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ShellView {
+    /// Its name.
+    pub name: String,
+    /// The exec that it is.
+    pub exec_id: String,
+    /// Its pid inside the sandbox.
+    pub pid: Option<i32>,
+    /// When it was made.
+    pub started_at: DateTime<Utc>,
+    /// How many bytes its log has taken.
+    pub logged: u64,
+    /// Whether it has ended.
+    pub ended: bool,
+    /// How, once it has.
+    #[schema(value_type = Option<Object>)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<ExecCause>,
+}
+
+/// Whether there was something to interrupt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct InterruptView {
+    /// Whether a command ran, and was stopped.
+    pub interrupted: bool,
+    /// Whether the shell ended with it.
+    pub shell_ended: bool,
+}
+
+impl From<ShellInfo> for ShellView {
+    fn from(info: ShellInfo) -> Self {
+        Self {
+            name: info.name,
+            exec_id: info.exec_id.0,
+            pid: info.pid,
+            started_at: info.started_at,
+            logged: info.logged,
+            ended: info.end.is_some(),
+            cause: info.end.map(|end| end.cause),
+        }
+    }
+}
+
+impl ShellRunView {
+    fn new(output: ShellOutput, shell: &Shell, is_new: bool) -> Self {
+        let exact =
+            |bytes: &[u8]| std::str::from_utf8(bytes).is_err().then(|| BASE64.encode(bytes));
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        Self {
+            exit_code: output.exit_code,
+            cause: output.cause,
+            stdout_base64: exact(&output.stdout),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr_base64: exact(&output.stderr),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+            truncated: output.truncated,
+            usage: ShellUsageView {
+                cpu_time_ms: millis(output.usage.cpu_time),
+                wall_time_ms: millis(output.usage.wall_time),
+                output_bytes: output.usage.output_bytes,
+            },
+            log_begin: output.begin,
+            log_end: output.end,
+            exec_id: shell.exec().id().0.clone(),
+            shell_is_new: is_new,
+            shell_ended: output.shell == ShellState::Ended,
+        }
+    }
+
+    /// Returns the bytes that were written to stdout and to stderr.
+    pub fn bytes(&self) -> (Vec<u8>, Vec<u8>) {
+        let exact = |text: &str, encoded: Option<&String>| {
+            let decoded = encoded.and_then(|encoded| BASE64.decode(encoded).ok());
+            decoded.unwrap_or_else(|| text.as_bytes().to_vec())
+        };
+        (
+            exact(&self.stdout, self.stdout_base64.as_ref()),
+            exact(&self.stderr, self.stderr_base64.as_ref()),
+        )
+    }
+}
+
+/// A sandbox and the name of a shell in it, from the path.
+type Place = Path<(String, String)>;
+
+async fn sandbox(api: &Api, who: &Principal, id: String) -> Result<Arc<dyn Sandbox>, ApiError> {
+    let id: SandboxId = plain(id)?;
+    Ok(api.sandbox(who, &id).await?.0)
+}
+
+async fn find(api: &Api, who: &Principal, place: Place) -> Result<Arc<Shell>, ApiError> {
+    let Path((id, name)) = place;
+    let sandbox = sandbox(api, who, id).await?;
+    let found = api.0.shells.find(&*sandbox, &name).await?;
+    found.ok_or_else(|| ApiError::not_found("shell", &name))
+}
+
+/// Runs a command in a shell that keeps its directory, variables and functions, and makes the shell if
+/// there is none. Hanging up leaves the command to run.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{id}/shells/{name}/run",
+    tag = "shells",
+    params(
+        ("id" = String, Path, description = "The sandbox."),
+        ("name" = String, Path, description = "The shell."),
+    ),
+    request_body = ShellRunBody,
+    responses(
+        (status = 200, description = "It ran, whatever its exit code.", body = ShellRunView),
+        (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody),
+        (status = 409, description = "Another command runs in the shell, or the sandbox is suspended.", body = ErrorBody),
+        (status = 429, description = "A quota is used up.", body = ErrorBody),
+    )
+)]
+pub(crate) async fn run(
+    State(api): State<Api>,
+    who: Principal,
+    Path((id, name)): Place,
+    body: Body<ShellRunBody>,
+) -> Result<Json<ShellRunView>, ApiError> {
+    let body = body.value;
+    let command = ShellCommand {
+        command: body.command,
+        timeout: body.timeout_ms.map(Duration::from_millis),
+        max_output_bytes: body.max_output_bytes,
+    };
+    command.validate()?;
+    let sandbox = sandbox(&api, &who, id).await?;
+    let running = api.0.ledger.run(&who.tenant, &who.quotas)?;
+    let options = ShellOptions {
+        name,
+        workdir: body.workdir.map(PathBuf::from),
+        env: body.env,
+        ..ShellOptions::default()
+    };
+    let this = api.clone();
+    // To its end: a shell is left as its next caller expects it.
+    api.finish(async move {
+        let _running = running;
+        let (shell, is_new) = this.0.shells.open(sandbox, &options).await?;
+        let ran = tokio::select! {
+            ran = shell.run(&command) => ran?,
+            // The daemon ends; the command need not.
+            () = this.0.stop.cancelled() => return Err(warren::SandboxError::ShuttingDown.into()),
+        };
+        Ok(Json(ShellRunView::new(ran, &shell, is_new)))
+    })
+    .await
+}
+
+/// Stops the command that runs in a shell and waits until it has; the shell keeps its state.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{id}/shells/{name}/interrupt",
+    tag = "shells",
+    params(
+        ("id" = String, Path, description = "The sandbox."),
+        ("name" = String, Path, description = "The shell."),
+    ),
+    responses((status = 200, body = InterruptView), (status = 404, body = ErrorBody))
+)]
+pub(crate) async fn interrupt(
+    State(api): State<Api>,
+    who: Principal,
+    place: Place,
+) -> Result<Json<InterruptView>, ApiError> {
+    let shell = find(&api, &who, place).await?;
+    let interrupted = shell.interrupt().await?;
+    Ok(Json(InterruptView { interrupted, shell_ended: shell.has_ended() }))
+}
+
+/// Lists the shells of a sandbox, the oldest first, with those that ended and are remembered.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{id}/shells",
+    tag = "shells",
+    params(("id" = String, Path, description = "The sandbox.")),
+    responses((status = 200, body = Page<ShellView>), (status = 404, body = ErrorBody))
+)]
+pub(crate) async fn list(
+    State(api): State<Api>,
+    who: Principal,
+    Id(id): Id,
+) -> Result<Json<Page<ShellView>>, ApiError> {
+    let (sandbox, _) = api.sandbox(&who, &id).await?;
+    let items = Shell::list(&*sandbox).await?.into_iter().map(Into::into).collect();
+    Ok(Json(Page { items, next: None }))
+}
+
+/// Shows a shell.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{id}/shells/{name}",
+    tag = "shells",
+    params(
+        ("id" = String, Path, description = "The sandbox."),
+        ("name" = String, Path, description = "The shell."),
+    ),
+    responses((status = 200, body = ShellView), (status = 404, body = ErrorBody))
+)]
+pub(crate) async fn show(
+    State(api): State<Api>,
+    who: Principal,
+    place: Place,
+) -> Result<Json<ShellView>, ApiError> {
+    Ok(Json(find(&api, &who, place).await?.info().into()))
+}
+
+/// Ends a shell with everything it started, and removes it with its log.
+#[utoipa::path(
+    delete,
+    path = "/v1/sandboxes/{id}/shells/{name}",
+    tag = "shells",
+    params(
+        ("id" = String, Path, description = "The sandbox."),
+        ("name" = String, Path, description = "The shell."),
+    ),
+    responses((status = 204, description = "It is gone."), (status = 404, body = ErrorBody))
+)]
+pub(crate) async fn close(
+    State(api): State<Api>,
+    who: Principal,
+    place: Place,
+) -> Result<StatusCode, ApiError> {
+    let shell = find(&api, &who, place).await?;
+    api.finish(async move {
+        shell.close().await?;
+        Ok(StatusCode::NO_CONTENT)
+    })
+    .await
+}
