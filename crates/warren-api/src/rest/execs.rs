@@ -850,8 +850,6 @@ async fn converse(mut socket: WebSocket, exec: FoundExec, mut offset: u64, turn:
                 return;
             }
         }
-        // Nothing more is to be written; what is to be read goes on.
-        std::future::pending::<()>().await;
     };
     tokio::pin!(write);
     loop {
@@ -869,7 +867,16 @@ async fn converse(mut socket: WebSocket, exec: FoundExec, mut offset: u64, turn:
                 None
             }
             message = socket.recv() => match message {
-                Some(Ok(Message::Close(_)) | Err(_)) | None => return,
+                Some(Ok(Message::Close(_)) | Err(_)) | None => {
+                    // What it sent before it left is the exec's all the same.
+                    drop(to_exec);
+                    let rest = tokio::time::timeout(READER_PATIENCE, write);
+                    tokio::select! {
+                        _ = rest => {}
+                        _ = exec.wait() => {}
+                    }
+                    return;
+                }
                 Some(Ok(Message::Ping(_) | Message::Pong(_))) => Some(()),
                 Some(Ok(_)) if turn.is_none() => {
                     refuse(&mut socket, "you watch, and do not write".to_owned()).await

@@ -173,17 +173,26 @@ impl Drop for Daemon {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
             let _ = child.wait();
-            // What it kept is made to stay; a test that failed half-way must not leave it.
-            if self.place.backend == "linux" && std::thread::panicking() {
-                let last =
-                    self.place.warren(&["serve", "--stop-all"]).stderr(Stdio::null()).spawn();
-                if let Ok(mut last) = last {
-                    std::thread::sleep(Duration::from_secs(3));
-                    let id = last.id().to_string();
-                    let _ = Command::new("kill").args(["-TERM", &id]).status();
-                    let _ = last.wait();
-                }
-            }
+        }
+        // What it kept is made to stay, what is warm too: the last one takes it all along.
+        if self.place.backend == "linux" {
+            stop_all(&self.place);
         }
     }
+}
+
+/// Ends everything that daemons left in a place.
+fn stop_all(place: &Place) {
+    let notify = place.path("last");
+    let _ = std::fs::remove_file(&notify);
+    let Ok(socket) = UnixDatagram::bind(&notify) else { return };
+    let _ = socket.set_read_timeout(Some(PATIENCE));
+    let mut command = place.warren(&["serve", "--stop-all"]);
+    let Ok(mut last) = command.env("NOTIFY_SOCKET", &notify).stderr(Stdio::null()).spawn() else {
+        return;
+    };
+    // One that cannot start has nothing to end.
+    let _ = socket.recv(&mut [0; 64]);
+    let _ = Command::new("kill").args(["-TERM", &last.id().to_string()]).status();
+    let _ = last.wait();
 }
