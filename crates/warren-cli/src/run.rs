@@ -220,7 +220,7 @@ async fn pass_on(execution: &Execution, received: Received) -> Result<(), Failur
 fn insisted(signal: i32) -> Ending {
     let cause = ExecCause::KilledByPolicy { reason: "asked to end twice".to_owned() };
     let (duration, usage) = (Duration::ZERO, ResourceUsage::default());
-    Ending { cause, exit_code: 128 + signal, duration, usage }
+    Ending { cause, exit_code: 128 + signal, duration, usage, tasks_started: 0 }
 }
 
 /// Waits for a signal that would end any other program.

@@ -4,6 +4,7 @@
 //! knows its whole tree, however it forks. Elsewhere commands carry a mark that every descendant
 //! inherits and may not change, and init finds them by it.
 
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -236,22 +237,29 @@ impl Census {
 /// The kernel adds them to init's own account when it reaps a child. The file is opened first of
 /// all, because a process that changes its identity may not open it again.
 #[derive(Debug)]
-pub(crate) struct Meter(OwnedFd);
+pub(crate) struct Meter {
+    io: OwnedFd,
+    /// Whichever procfs it is of, it tells the reader of the reader's own pid namespace.
+    load: OwnedFd,
+}
 
 impl Meter {
     pub(crate) fn open() -> io::Result<Self> {
-        Ok(Self(rustix::fs::open(
-            c"/proc/self/io",
-            OFlags::RDONLY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )?))
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let open = |path: &CStr| rustix::fs::open(path, flags, Mode::empty());
+        Ok(Self { io: open(c"/proc/self/io")?, load: open(c"/proc/loadavg")? })
     }
 
     /// Returns the bytes read and written so far. A kernel that does not count has none.
     pub(crate) fn read(&self) -> (u64, u64) {
-        let text = read_all(&self.0).unwrap_or_default();
+        let text = read_all(&self.io).unwrap_or_default();
         let field = |key: &str| cgroup::field(&text, key).unwrap_or_default();
         // Looking is reading too, and is not the child's.
         (field("rchar:") + text.len() as u64, field("wchar:"))
+    }
+
+    /// Returns the number that the last process or thread got: the kernel hands them out in order.
+    pub(crate) fn last_number(&self) -> Option<u64> {
+        read_all(&self.load).ok()?.split_whitespace().last()?.parse().ok()
     }
 }

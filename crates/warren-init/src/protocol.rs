@@ -264,6 +264,8 @@ pub struct Ended {
     pub read_bytes: u64,
     /// Bytes it wrote.
     pub written_bytes: u64,
+    /// Processes and threads that were started in the sandbox from its own on, until its end.
+    pub tasks_started: u64,
 }
 
 /// How a process ended.

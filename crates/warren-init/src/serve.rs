@@ -42,6 +42,7 @@ enum Asked {
 
 /// A command that runs.
 struct Running {
+    pid: Pid,
     /// To whoever asked for it, as long as it listens.
     channel: Option<OwnedFd>,
     /// Open until its program runs.
@@ -308,6 +309,7 @@ impl Init<'_> {
         };
         let cpu_limit = exec.cpu_ms.map(Duration::from_millis);
         let running = Running {
+            pid: forked.pid,
             channel: Some(channel),
             starting: Some(forked.outcome),
             refused: None,
@@ -440,6 +442,14 @@ impl Init<'_> {
         }
     }
 
+    /// Counts the processes and threads that were started from this one on. Numbers begin anew when
+    /// they run out; then there is no telling.
+    fn started_since(&self, pid: Pid) -> u64 {
+        let first = u64::from(pid.as_raw_nonzero().get().unsigned_abs());
+        let last = self.meter.last_number().unwrap_or_default();
+        (last + 1).saturating_sub(first)
+    }
+
     /// Time on a CPU of a command and all it started.
     fn cpu_of(&self, running: &Running) -> Duration {
         running.leaf.as_ref().and_then(Leaf::cpu).unwrap_or_else(|| {
@@ -565,6 +575,7 @@ impl Init<'_> {
                     peak_bytes: usage.peak_resident,
                     read_bytes,
                     written_bytes,
+                    tasks_started: self.started_since(running.pid),
                 };
                 if let Some(logged) = self.logs.get_mut(&running.mark) {
                     logged.end(&mut ended);

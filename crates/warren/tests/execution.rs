@@ -139,6 +139,10 @@ mod linux {
                    eat & eat & eat & wait; exit 1";
         let many = "for i in $(seq 40); do sleep 2 & done; wait";
         let fill = "head -c 20000000 /dev/zero > /workspace/big";
+        let killed = start(&*sandbox, &sh("sleep 60"), &ExecOptions::default()).await;
+        killed.kill().await.unwrap();
+        let end = killed.wait().await.unwrap();
+        assert!(matches!(end.cause, ExecCause::KilledByPolicy { .. }), "{end:?}");
         // Only a control group counts how often it refused a process.
         let has_groups = rustix::process::geteuid().is_root();
         let refused = if has_groups { "too_many_processes" } else { "exited" };
@@ -160,10 +164,6 @@ mod linux {
             assert_eq!(cause["kind"], expected, "{script}: {end:?}");
             assert_eq!(exec.info().end, Some(end), "{script}");
         }
-        let killed = start(&*sandbox, &sh("sleep 60"), &ExecOptions::default()).await;
-        killed.kill().await.unwrap();
-        let end = killed.wait().await.unwrap();
-        assert!(matches!(end.cause, ExecCause::KilledByPolicy { .. }), "{end:?}");
         let (end, _) = run(&*sandbox, "true").await;
         assert_eq!(end.cause, ExecCause::Exited { code: 0 }, "it stays usable");
     }
@@ -212,6 +212,8 @@ mod linux {
             run(&*sandbox, "sleep 0.7"),
             run(&*sandbox, write)
         );
+        let (forked, _) = run(&*sandbox, "for i in 1 2 3 4 5; do /bin/true; done; true").await;
+        assert_eq!(forked.tasks_started, 6, "{forked:?}");
         assert!(spun.usage.cpu_time_ms >= 450, "{spun:?}");
         assert!(slept.usage.cpu_time_ms < spun.usage.cpu_time_ms / 2, "{slept:?}");
         assert!(slept.usage.wall_time_ms >= 700 && slept.duration.as_millis() >= 700, "{slept:?}");

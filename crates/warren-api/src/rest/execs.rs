@@ -138,15 +138,17 @@ pub struct ExecEndView {
     pub duration_ms: u64,
     /// What it used.
     pub usage: UsageView,
+    /// Processes and threads that were started in the sandbox from its own on, until its end.
+    pub tasks_started: u64,
     /// When it was seen to end.
     pub ended_at: DateTime<Utc>,
 }
 
 impl From<ExecEnd> for ExecEndView {
     fn from(end: ExecEnd) -> Self {
-        let ExecEnd { cause, exit_code, duration, usage, ended_at } = end;
+        let ExecEnd { cause, exit_code, duration, usage, tasks_started, ended_at } = end;
         let (duration_ms, usage) = (millis(duration), usage.into());
-        Self { exit_code, cause, duration_ms, usage, ended_at }
+        Self { exit_code, cause, duration_ms, usage, tasks_started, ended_at }
     }
 }
 

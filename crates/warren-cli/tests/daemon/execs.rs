@@ -225,3 +225,88 @@ fn a_backend_without_logs_still_runs_commands_and_says_what_it_cannot() {
     assert!(refused.stderr.contains("does not support execs with a log"), "{refused:?}");
     assert_eq!(daemon.ok(&["ps", "box"]).lines().count(), 1);
 }
+
+mod writers {
+    use futures_util::{SinkExt as _, StreamExt as _};
+    use tokio_tungstenite::WebSocketStream;
+    use tokio_tungstenite::tungstenite::{Error, Message};
+
+    use super::*;
+
+    type Socket = WebSocketStream<tokio::net::UnixStream>;
+
+    async fn attach(place: &Place, path: &str) -> Result<Socket, Error> {
+        let stream = tokio::net::UnixStream::connect(place.path("run/warren.sock")).await.unwrap();
+        let url = format!("ws://localhost{path}");
+        tokio_tungstenite::client_async(url, stream).await.map(|(socket, _)| socket)
+    }
+
+    /// Reads until the log holds `wanted`, or something is said beside it.
+    async fn until(socket: &mut Socket, wanted: &str) -> String {
+        let mut seen = String::new();
+        while !seen.contains(wanted) {
+            let message = tokio::time::timeout(PATIENCE, socket.next()).await.expect("in time");
+            match message {
+                Some(Ok(Message::Binary(bytes))) => {
+                    seen.push_str(&String::from_utf8_lossy(&bytes[9..]));
+                }
+                Some(Ok(Message::Text(text))) => seen.push_str(&text),
+                Some(Ok(_)) => {}
+                Some(Err(_)) | None => return seen,
+            }
+        }
+        seen
+    }
+
+    #[tokio::test]
+    async fn many_watch_a_terminal_and_one_writes_to_it() {
+        let daemon = linux();
+        let id = daemon.ok(&["create", "--name", "box"]);
+        let path = format!("/v1/sandboxes/{id}/execs");
+        let place = &daemon.place;
+        // A terminal that nobody is at yet.
+        let body = r#"{"id":"term","command":{"program":"cat"},"open_stdin":true,
+                       "terminal":{"rows":24,"columns":80},"overflow":"forget"}"#;
+        let made = super::post(place, &path, body);
+        assert!(made.contains(" 201 "), "{made}");
+        let term = format!("{path}/term/attach");
+        let mut writer = attach(place, &format!("{term}?write=true")).await.unwrap();
+        let mut watcher = attach(place, &term).await.unwrap();
+        writer.send(Message::Binary(b"one\n".to_vec().into())).await.unwrap();
+        for socket in [&mut writer, &mut watcher] {
+            let seen = until(socket, "one\r\none\r\n").await;
+            assert!(seen.contains("one\r\none\r\n"), "{seen:?}");
+        }
+        watcher.send(Message::Binary(b"never\n".to_vec().into())).await.unwrap();
+        assert!(until(&mut watcher, "refused").await.contains("you watch"));
+        match attach(place, &format!("{term}?write=true")).await {
+            Err(Error::Http(response)) => assert_eq!(response.status().as_u16(), 409),
+            other => panic!("two may write: {other:?}"),
+        }
+        let mut thief = attach(place, &format!("{term}?write=true&steal=true")).await.unwrap();
+        assert!(until(&mut writer, "somebody else").await.contains("somebody else"));
+        thief.send(Message::Binary(b"two\n".to_vec().into())).await.unwrap();
+        let seen = until(&mut thief, "two\r\ntwo\r\n").await;
+        assert!(seen.starts_with("one\r\n") && !seen.contains("never"), "from the start: {seen:?}");
+        // One who knows where it was reads no more than it missed.
+        let mut late = attach(place, &format!("{term}?offset=10")).await.unwrap();
+        let seen = until(&mut late, "two\r\ntwo\r\n").await;
+        assert_eq!(seen, "two\r\ntwo\r\n");
+        finish(daemon);
+    }
+}
+
+/// Sends a request by hand and returns the answer with its head.
+fn post(place: &Place, path: &str, body: &str) -> String {
+    let mut stream =
+        std::os::unix::net::UnixStream::connect(place.path("run/warren.sock")).unwrap();
+    let length = body.len();
+    let request = format!(
+        "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+         Connection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+    );
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}

@@ -178,6 +178,10 @@ pub struct ExecEnd {
     pub duration: Duration,
     /// What it used.
     pub usage: ResourceUsage,
+    /// Processes and threads that were started in the sandbox from its own on, until its end; those of
+    /// other execs at the same time are among them. 0 if that is not known.
+    #[serde(default)]
+    pub tasks_started: u64,
     /// When it was seen to end.
     pub ended_at: DateTime<Utc>,
 }

@@ -717,8 +717,8 @@ fn piece(piece: log::Piece) -> LogPiece {
 }
 
 fn end_of(ending: Ending) -> ExecEnd {
-    let Ending { cause, exit_code, duration, usage } = ending;
-    ExecEnd { cause, exit_code, duration, usage, ended_at: Utc::now() }
+    let Ending { cause, exit_code, duration, usage, tasks_started } = ending;
+    ExecEnd { cause, exit_code, duration, usage, tasks_started, ended_at: Utc::now() }
 }
 
 #[async_trait]

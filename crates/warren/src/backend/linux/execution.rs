@@ -65,6 +65,8 @@ pub struct Ending {
     pub duration: Duration,
     /// What it used.
     pub usage: ResourceUsage,
+    /// Processes and threads that were started in the sandbox meanwhile, its own included.
+    pub tasks_started: u64,
 }
 
 impl Execution {
@@ -233,13 +235,14 @@ pub(crate) fn settle(
         bytes_written: ended.written_bytes,
         bytes_read: ended.read_bytes,
     };
-    Ending { cause, exit_code, duration: Duration::from_micros(ended.wall_us), usage }
+    let duration = Duration::from_micros(ended.wall_us);
+    Ending { cause, exit_code, duration, usage, tasks_started: ended.tasks_started }
 }
 
 impl Ending {
     pub(crate) fn of(cause: ExecCause, duration: Duration) -> Self {
         let exit_code = cause.exit_code();
-        Self { cause, exit_code, duration, usage: ResourceUsage::default() }
+        Self { cause, exit_code, duration, usage: ResourceUsage::default(), tasks_started: 0 }
     }
 }
 
@@ -357,6 +360,7 @@ mod tests {
             peak_bytes: 0,
             read_bytes: 0,
             written_bytes: 0,
+            tasks_started: 0,
         }
     }
 
