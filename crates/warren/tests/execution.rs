@@ -4,6 +4,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test may panic as the test may")]
 
+#[path = "shared/plain_user.rs"]
+mod plain_user;
+
 use std::time::{Duration, Instant};
 
 use warren::backend::LinuxBackend;
@@ -561,20 +564,5 @@ mod linux {
 /// Runs the cases of this very program once more, as `nobody`.
 #[test]
 fn execs_have_logs_for_a_plain_user_too() {
-    assert!(rustix::process::geteuid().is_root(), "only root can become somebody else here");
-    let directory = tempfile::tempdir().unwrap();
-    let program = directory.path().join("execution");
-    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
-    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    std::fs::set_permissions(directory.path(), open).unwrap();
-    let output = std::process::Command::new("setpriv")
-        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "--"])
-        .arg(&program)
-        .args(["linux::", "--test-threads", "1"])
-        .current_dir("/")
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
-    assert!(!text.contains(" 0 passed"), "control: cases did run: {text}");
+    plain_user::rerun(&["linux::", "--test-threads", "1"]);
 }

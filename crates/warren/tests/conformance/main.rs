@@ -5,6 +5,8 @@
 #[path = "mod.rs"]
 #[macro_use]
 mod conformance;
+#[path = "../shared/plain_user.rs"]
+mod plain_user;
 
 use std::sync::Arc;
 
@@ -95,22 +97,7 @@ conformance!(host, given_host());
 /// Runs the linux cases of this very program once more, as `nobody`.
 #[test]
 fn the_linux_backend_conforms_for_a_plain_user_too() {
-    assert!(rustix::process::geteuid().is_root(), "only root can become somebody else here");
-    let directory = tempfile::tempdir().unwrap();
-    let program = directory.path().join("conformance");
-    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
-    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    std::fs::set_permissions(directory.path(), open).unwrap();
-    let output = std::process::Command::new("setpriv")
-        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "--"])
-        .arg(&program)
-        .args(["linux::", "--test-threads", "1"])
-        .current_dir("/")
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
-    assert!(!text.contains(" 0 passed"), "control: cases did run: {text}");
+    plain_user::rerun(&["linux::", "--test-threads", "1"]);
 }
 
 #[tokio::test]
