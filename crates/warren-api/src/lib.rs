@@ -7,6 +7,7 @@
 
 mod catalog;
 mod crowd;
+pub mod e2b;
 mod error;
 mod events;
 mod extract;
