@@ -13,10 +13,6 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Resource, Signal};
 use serde::{Deserialize, Serialize};
-use warren_init::plan::{
-    self, Entry, EntryKind, Identity, Lifetime, Owner, Owners, Plan, WORKLOAD_ID,
-};
-use warren_init::protocol::{self, Failure, Proof, Report};
 use warren_sys::landlock::{self, Access, Kind, Ruleset};
 use warren_sys::mount::{self, Attributes};
 use warren_sys::seccomp::{self, Instruction};
@@ -24,6 +20,8 @@ use warren_sys::{cred, fd, keyring, net, process};
 
 use crate::account::{Census, Meter};
 use crate::launcher::step;
+use crate::plan::{self, Entry, EntryKind, Identity, Lifetime, Owner, Owners, Plan, WORKLOAD_ID};
+use crate::protocol::{self, Failure, Proof, Report};
 use crate::serve;
 
 /// What the launcher says when the child may begin; carries the mounts it prepared.

@@ -11,13 +11,13 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::process::Resource;
 use rustix::pty::OpenptFlags;
-use warren_init::plan::WORKLOAD_ID;
-use warren_init::protocol::{Exec, Stage};
 use warren_sys::process::{self, Fork, Namespaces, SingleThreaded};
 use warren_sys::seccomp::{self, Instruction};
 use warren_sys::{cred, fd};
 
 use crate::account::{Leaf, Work};
+use crate::plan::WORKLOAD_ID;
+use crate::protocol::{Exec, Stage};
 
 /// A command that was forked and has not said yet whether its program could be executed.
 #[derive(Debug)]

@@ -11,13 +11,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
-use warren_init::archive;
-use warren_init::protocol;
-use warren_init::protocol::files::{
+
+use crate::archive;
+use crate::protocol;
+use crate::protocol::files::{
     Entry, Fault, FaultKind, FileControl, FileEvent, FileRequest, Kind, MAX_DEPTH, MAX_PATH,
     PACKET, Summary, Time, WriteHow,
 };
-
 use crate::watch;
 
 /// How much is moved at once.

@@ -14,13 +14,13 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Resource, Signal};
-use warren_init::plan::{INIT_ID, Identity, Lifetime, Owners, Plan, RANGE, WORKLOAD_ID};
-use warren_init::protocol::{self, Failure, Report};
 use warren_sys::mount;
 use warren_sys::process::{self, Fork, Namespaces, SingleThreaded};
 use warren_sys::{cgroup, cred, fd, socket};
 
 use crate::apply::{self, Go, Inherited};
+use crate::plan::{INIT_ID, Identity, Lifetime, Owners, Plan, RANGE, WORKLOAD_ID};
+use crate::protocol::{self, Failure, Report};
 
 /// Where the ranges of ids that are in use are noted, one byte each, by locks.
 const IDS: &str = "/run/warren/ids";
@@ -48,7 +48,7 @@ struct Launcher {
 }
 
 /// Serves the library until it is gone, then clears up.
-pub(crate) fn main() {
+pub fn main() {
     // Nobody reads what this process would say; an error here shows at the library as a launcher
     // that is gone.
     let Ok(proof) = SingleThreaded::claim() else { return };

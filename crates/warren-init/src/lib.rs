@@ -5,10 +5,21 @@
 //! single-threaded process beside the library, it copies itself into the namespaces of each new
 //! sandbox; the copy becomes *init*, PID 1 of that sandbox, applies the plan and then runs commands.
 
+mod account;
+mod apply;
 pub mod archive;
+mod exec;
+mod files;
+pub mod launcher;
 pub mod log;
+mod logged;
 pub mod plan;
+mod port;
+mod probe;
 pub mod protocol;
+mod serve;
+mod watch;
+mod worker;
 
 /// The program, as a static executable that needs nothing of the host.
 ///

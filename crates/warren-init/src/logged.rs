@@ -11,10 +11,10 @@ use rustix::event::PollFlags;
 use rustix::io::{Errno, ioctl_fionbio, read, write};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
-use warren_init::log::{Log, Overflow, Room, Stream};
-use warren_init::protocol::{Ended, ExecEvent, Input};
 
 use crate::exec::{self, Ends};
+use crate::log::{Log, Overflow, Room, Stream};
+use crate::protocol::{Ended, ExecEvent, Input};
 
 /// How much is moved at once.
 const CHUNK: usize = 128 * 1024;
@@ -185,7 +185,7 @@ impl Logged {
         let mut room = Room::Left;
         self.sinks.retain(|sink| drain(sink, &mut self.log, &mut self.logged, &mut room, FLUSH));
         if room == Room::Full {
-            ended.stopped_by.get_or_insert(warren_init::protocol::StoppedBy::Output);
+            ended.stopped_by.get_or_insert(crate::protocol::StoppedBy::Output);
         }
         self.log.end(*ended);
         self.ended = true;

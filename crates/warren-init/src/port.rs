@@ -7,7 +7,8 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketFlags, SocketType, connect as connect_to, ipproto, socket_with,
 };
-use warren_init::protocol::{self, Done, Loopback};
+
+use crate::protocol::{self, Done, Loopback};
 
 /// Begins a connection to `port` and answers with its socket.
 ///

@@ -5,12 +5,12 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Ipv4Addr, SocketAddrV4, SocketFlags, SocketType};
-use warren_init::plan::WORKLOAD_ID;
-use warren_init::protocol::{self, Tries, Try};
 use warren_sys::process::{self, Fork, Namespaces};
 use warren_sys::{cred, fd, keyring};
 
 use crate::exec::Starter;
+use crate::plan::WORKLOAD_ID;
+use crate::protocol::{self, Tries, Try};
 
 /// Answers on `reply` from a process with the rights of a command. Somebody listens on `port` of the
 /// host's loopback.

@@ -10,12 +10,6 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
-use warren_init::log::Room;
-use warren_init::plan::{Lifetime, Plan};
-use warren_init::protocol::{
-    self, Done, Ended, Exec, ExecControl, ExecEvent, Request, Stage, Standing, Status, StoppedBy,
-    Streams,
-};
 use warren_sys::process::{self, End, SingleThreaded};
 use warren_sys::seccomp::Instruction;
 use warren_sys::socket;
@@ -24,7 +18,13 @@ use crate::account::{Census, Leaf, Meter, Work};
 use crate::apply::Inherited;
 use crate::exec::{self, Ends, Starter};
 use crate::launcher::{drain, is_about_one_message};
+use crate::log::Room;
 use crate::logged::Logged;
+use crate::plan::{Lifetime, Plan};
+use crate::protocol::{
+    self, Done, Ended, Exec, ExecControl, ExecEvent, Request, Stage, Standing, Status, StoppedBy,
+    Streams,
+};
 use crate::worker::Workers;
 use crate::{port, probe};
 

@@ -8,11 +8,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use rustix::fs::{Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
-use warren_init::protocol::files::{
-    Change, ChangeKind, FaultKind, FileEvent, MAX_PATH, MAX_WATCHES, PACKET,
-};
 
 use crate::files::{Result, call, fault, open_at, open_directory, path_of, tell};
+use crate::protocol::files::{
+    Change, ChangeKind, FaultKind, FileEvent, MAX_PATH, MAX_WATCHES, PACKET,
+};
 
 /// How long the second half of a move may take to be told.
 const HALF_A_MOVE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };

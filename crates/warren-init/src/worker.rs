@@ -8,12 +8,12 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::OFlags;
 use rustix::process::Pid;
-use warren_init::protocol;
-use warren_init::protocol::files::{Fault, FaultKind, FileEvent, FileRequest};
 use warren_sys::process::{self, Fork, Namespaces, SingleThreaded};
 use warren_sys::{cred, fd};
 
 use crate::files;
+use crate::protocol;
+use crate::protocol::files::{Fault, FaultKind, FileEvent, FileRequest};
 
 /// How many may work at once.
 const MAX_WORKERS: usize = 32;
