@@ -12,6 +12,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::fmt::format::FmtSpan;
 use warren::backend::{FakeBackend, HostBackend, HostConfig, LinuxBackend};
+use warren::layers::Layers;
 use warren::store::sqlite::{Retention, SqliteStore};
 use warren::store::{Image, Store};
 use warren::{DefaultSandboxManager, IsolationBackend, Shutdown};
@@ -156,7 +157,11 @@ fn backends(config: &Config) -> Result<Vec<Arc<dyn IsolationBackend>>, Failure> 
         Ok(match name.as_str() {
             "host" => Arc::new(HostBackend::new(HostConfig { accept_no_isolation: true })),
             "fake" => Arc::new(FakeBackend::new()),
-            _ => Arc::new(LinuxBackend::with_runtime(config.state_dir.join("sandboxes"))?),
+            _ => {
+                let layers = Layers::open(config.state_dir.join("storage"))?;
+                let runtime = config.state_dir.join("sandboxes");
+                Arc::new(LinuxBackend::with_layers(Some(runtime), layers)?)
+            }
         })
     };
     config.backends.iter().map(make).collect()

@@ -20,7 +20,9 @@ use warren_sys::{cred, fd, keyring, net, process};
 
 use crate::account::{Census, Meter};
 use crate::launcher::step;
-use crate::plan::{self, Entry, EntryKind, Identity, Lifetime, Owner, Owners, Plan, WORKLOAD_ID};
+use crate::plan::{
+    self, Entry, EntryKind, Identity, Lifetime, Owner, Owners, Plan, TMP, UPPER, WORKLOAD_ID,
+};
 use crate::protocol::{self, Failure, Proof, Report};
 use crate::serve;
 
@@ -53,9 +55,9 @@ pub(crate) fn become_init(plan: &Plan, control: &OwnedFd, go: &OwnedFd, inherite
         apply(plan, trees, go.shifted, inherited.work.as_ref())
     });
     match ready {
-        Ok((proof, meter, census)) => {
+        Ok((proof, meter, census, scratch)) => {
             let _ = protocol::send(control, &Report::Ready(proof), &[]);
-            serve::serve(plan, control, inherited, meter, census)
+            serve::serve(plan, control, inherited, scratch, meter, census)
         }
         Err(failure) => {
             let _ = protocol::send(control, &Report::Failed(failure), &[]);
@@ -74,6 +76,10 @@ pub(crate) fn bind_attributes(planned: &plan::Mount) -> Attributes {
     Attributes { read_only: !planned.writable, no_devices: true, no_exec: false }
 }
 
+/// What a layer may not do inside.
+pub(crate) const LAYER: Attributes =
+    Attributes { read_only: true, no_devices: true, no_exec: false };
+
 /// Clones a part of the host. What the caller binds may lie where a sandbox could write, so that a
 /// link on the way may be a trap; what the profile shows is the host's own, links and all.
 pub(crate) fn clone_source(planned: &plan::Mount) -> io::Result<OwnedFd> {
@@ -89,7 +95,7 @@ fn apply(
     trees: Vec<OwnedFd>,
     shifted: bool,
     work: Option<&OwnedFd>,
-) -> Result<(Proof, Meter, Census), Failure> {
+) -> Result<(Proof, Meter, Census, OwnedFd), Failure> {
     // Before the first change of identity, which makes it root's of the host.
     let meter = step("open", "/proc/self/io", Meter::open())?;
     if plan.identity == Identity::Range {
@@ -107,7 +113,7 @@ fn apply(
     };
     // Opened now, tried at the end: the old root must be out of reach even for one who holds it.
     let outside = step("open", "/", mount::open_place(CWD, c"/"))?;
-    let root = build_root(plan, &trees)?;
+    let (root, scratch) = build_root(plan, &trees)?;
     drop(trees);
     let census = step("mount", "init's own /proc", new_census())?;
     step("set the host name", &plan.hostname, set_hostname(&plan.hostname))?;
@@ -121,7 +127,7 @@ fn apply(
     holds("the network namespace", way_out == Some(Errno::NETUNREACH.raw_os_error()))?;
     prove(plan, &outside)?;
     let landlock_abi = landlock::abi().unwrap_or_default();
-    Ok((Proof { landlock_abi, owners_shifted: shifted }, meter, census))
+    Ok((Proof { landlock_abi, owners_shifted: shifted }, meter, census, scratch))
 }
 
 /// Bounds what the sandbox takes of the inotify quota of the one user that it and its caller are.
@@ -137,19 +143,29 @@ fn set_hostname(name: &str) -> io::Result<()> {
     Ok(rustix::system::sethostname(name.as_bytes())?)
 }
 
-/// Clones the mounts of the plan, where no launcher with more rights did.
+/// Clones the mounts of the plan and its layers, where no launcher with more rights did.
 fn clone_sources(plan: &Plan) -> Result<Vec<OwnedFd>, Failure> {
-    let clone = |planned: &plan::Mount| {
-        let tree = step("open", &planned.source, clone_source(planned))?;
-        let restricted = mount::restrict(tree.as_fd(), bind_attributes(planned), None);
-        step("restrict", &planned.source, restricted)?;
+    let restricted = |source: &String, tree: io::Result<OwnedFd>, attributes| {
+        let tree = step("open", source, tree)?;
+        step("restrict", source, mount::restrict(tree.as_fd(), attributes, None))?;
         Ok(tree)
     };
-    plan.mounts.iter().map(clone).collect()
+    let mounts = plan.mounts.iter().map(|planned| {
+        restricted(&planned.source, clone_source(planned), bind_attributes(planned))
+    });
+    let layers = plan.root.layers();
+    let layers = layers
+        .map(|path| restricted(path, mount::clone_tree_without_links(Path::new(path)), LAYER));
+    let shown = plan.overlays.iter().map(|planned| &planned.source);
+    let shown = shown.map(|path| restricted(path, mount::clone_tree(Path::new(path)), LAYER));
+    mounts.chain(layers).chain(shown).collect()
 }
 
-/// Mounts the whole root of the sandbox and returns it; the old one is still in place.
-fn build_root(plan: &Plan, trees: &[OwnedFd]) -> Result<OwnedFd, Failure> {
+/// Mounts the whole root of the sandbox and returns it, with what holds all that is written to it; the
+/// old one is still in place. The trees are those of the mounts, the layers and the overlays.
+fn build_root(plan: &Plan, trees: &[OwnedFd]) -> Result<(OwnedFd, OwnedFd), Failure> {
+    let (mounts, trees) = trees.split_at(plan.mounts.len().min(trees.len()));
+    let (layers, shown) = trees.split_at(plan.root.layers().count().min(trees.len()));
     let devices = clone_devices(plan)?;
     let scratch = step("mount a tmpfs for", "the writable layer", new_scratch(plan))?;
     // Overlay takes only layers that are mounted somewhere. This place vanishes with the old root.
@@ -159,29 +175,108 @@ fn build_root(plan: &Plan, trees: &[OwnedFd]) -> Result<OwnedFd, Failure> {
         step("create", name, make_directory(scratch.as_fd(), name, mode, None))?;
     }
     furnish(plan, scratch.as_fd())?;
-    let root = step("mount the overlay on", "/", new_overlay(scratch.as_fd()))?;
+    let mut stack = Stack { scratch: scratch.as_fd(), next: 0 };
+    let lowest = stack.push_all(&layers[..plan.root.below.len()])?;
+    let changes = stack.push_all(&layers[plan.root.below.len()..])?;
+    let lower = ["lower".to_owned()];
+    let lowers = lowest.iter().chain(&lower).chain(&changes);
+    if let Some(top) = layers[plan.root.below.len()..].last() {
+        step("be like", "the last layer", be_like(scratch.as_fd(), UPPER, top.as_fd()))?;
+    }
+    let made = new_overlay(scratch.as_fd(), lowers, UPPER, "work");
+    let root = step("mount the overlay on", "/", made)?;
     let place = step("open", "root", mount::target(scratch.as_fd(), "root"))?;
     step("attach", "/", mount::attach(root.as_fd(), place.as_fd()))?;
 
     let root_fd = root.as_fd();
     // Before the mounts of the plan, some of which may be below it.
-    attach_at(root_fd, "/tmp", &step("clone", "/tmp", mount::clone_at(scratch.as_fd(), "tmp"))?)?;
-    for (planned, tree) in plan.mounts.iter().zip(trees) {
+    if plan.root.above.is_empty() {
+        let tmp = step("clone", "/tmp", mount::clone_at(scratch.as_fd(), TMP))?;
+        attach_at(root_fd, "/tmp", &tmp)?;
+    }
+    for (index, (planned, tree)) in plan.overlays.iter().zip(shown).enumerate() {
+        let overlay = writable_view(&mut stack, index, planned, tree, layers)?;
+        attach_at(root_fd, &planned.target, &overlay)?;
+    }
+    for (planned, tree) in plan.mounts.iter().zip(mounts) {
         attach_at(root_fd, &planned.target, tree)?;
     }
     mount_dev(plan, root_fd, scratch.as_fd(), &devices)?;
     mount_proc(&plan.proc, root_fd, scratch.as_fd())?;
-    Ok(root)
+    Ok((root, scratch))
+}
+
+/// Where layers are mounted so that overlays can take them: directories of the scratch, named by
+/// numbers, because the kernel takes no more than 255 bytes of names.
+struct Stack<'a> {
+    scratch: BorrowedFd<'a>,
+    next: u32,
+}
+
+impl Stack<'_> {
+    fn push(&mut self, tree: BorrowedFd<'_>) -> io::Result<String> {
+        let name = self.next.to_string();
+        self.next += 1;
+        make_directory(self.scratch, &name, 0o700, None)?;
+        mount::attach(tree, mount::target(self.scratch, &name)?.as_fd())?;
+        Ok(name)
+    }
+
+    fn push_all(&mut self, trees: &[OwnedFd]) -> Result<Vec<String>, Failure> {
+        let push = |tree: &OwnedFd| step("attach", "a layer", self.push(tree.as_fd()));
+        trees.iter().map(push).collect()
+    }
+}
+
+/// Mounts an overlay of a part of the host and of what the layers of the root have there.
+fn writable_view(
+    stack: &mut Stack<'_>,
+    index: usize,
+    planned: &plan::Overlay,
+    tree: &OwnedFd,
+    layers: &[OwnedFd],
+) -> Result<OwnedFd, Failure> {
+    let scratch = stack.scratch;
+    let mut lowers = vec![step("attach", &planned.source, stack.push(tree.as_fd()))?];
+    let mut top = step("clone", &planned.source, tree.try_clone())?;
+    for layer in layers {
+        // Whoever wrote a layer may have put anything there; only a directory has a say.
+        let Ok(place) = mount::target(layer.as_fd(), &planned.target) else { continue };
+        let is_dir = rustix::fs::fstat(&place)
+            .is_ok_and(|found| rustix::fs::FileType::from_raw_mode(found.st_mode).is_dir());
+        if is_dir {
+            top = step("clone", &planned.target, mount::clone_place(place.as_fd()))?;
+            lowers.push(step("attach", &planned.target, stack.push(top.as_fd()))?);
+        }
+    }
+    let (upper, work) = (plan::overlay_upper(index), format!("work-{index}"));
+    for (name, mode) in [(&upper, 0o755), (&work, 0o700)] {
+        step("create", name, make_directory(scratch, name, mode, None))?;
+    }
+    step("be like", &planned.target, be_like(scratch, &upper, top.as_fd()))?;
+    let made = new_overlay(scratch, lowers.iter(), &upper, &work);
+    step("mount the overlay on", &planned.target, made)
+}
+
+/// Gives a directory of the scratch the owner, mode and times of another, which it will stand for.
+fn be_like(scratch: BorrowedFd<'_>, name: &str, other: BorrowedFd<'_>) -> io::Result<()> {
+    let like = rustix::fs::fstat(other)?;
+    let (uid, gid) =
+        (rustix::fs::Uid::from_raw(like.st_uid), rustix::fs::Gid::from_raw(like.st_gid));
+    // One that has no id inside stays whose it is.
+    let _ = rustix::fs::chownat(scratch, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW);
+    let mode = Mode::from_raw_mode(like.st_mode & 0o7777);
+    Ok(rustix::fs::chmodat(scratch, name, mode, AtFlags::empty())?)
 }
 
 /// The directories of the scratch filesystem.
 const SCRATCH: [(&str, u32); 7] = [
     ("lower", 0o755),
-    ("upper", 0o755),
+    (UPPER, 0o755),
     ("work", 0o700),
     ("root", 0o755),
     ("empty", 0o555),
-    ("tmp", 0o1777),
+    (TMP, 0o1777),
     ("shm", 0o1777),
 ];
 
@@ -194,11 +289,18 @@ fn new_scratch(plan: &Plan) -> io::Result<OwnedFd> {
     mount::new("tmpfs", &options, &[], Attributes { no_devices: true, ..Attributes::default() })
 }
 
-fn new_overlay(scratch: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+fn new_overlay<'a>(
+    scratch: BorrowedFd<'_>,
+    lowers: impl DoubleEndedIterator<Item = &'a String>,
+    upper: &str,
+    work: &str,
+) -> io::Result<OwnedFd> {
     // The layers are named relative to the working directory, so that no path is walked that was
     // not made just now.
     rustix::process::fchdir(scratch)?;
-    let layers = [("lowerdir", "lower"), ("upperdir", "upper"), ("workdir", "work")];
+    // The kernel wants the highest first.
+    let lowers = lowers.rev().map(String::as_str).collect::<Vec<_>>().join(":");
+    let layers = [("lowerdir", lowers.as_str()), ("upperdir", upper), ("workdir", work)];
     let attributes = Attributes { no_devices: true, ..Attributes::default() };
     mount::new("overlay", &layers, &["userxattr"], attributes)
 }
@@ -213,8 +315,9 @@ fn furnish(plan: &Plan, scratch: BorrowedFd<'_>) -> Result<(), Failure> {
     let lower = step("open", "lower", mount::target(scratch, "lower"))?;
     let own = plan.identity == Identity::Range;
     for entry in &plan.skeleton {
-        // `/tmp` is a mount of its own, over the entry of that name in the lower layer.
-        let place = if entry.path.starts_with("/tmp/") { scratch } else { lower.as_fd() };
+        // `/tmp` may be a mount of its own, over the entry of that name in the lower layer.
+        let own_tmp = plan.root.above.is_empty() && entry.path.starts_with("/tmp/");
+        let place = if own_tmp { scratch } else { lower.as_fd() };
         step("create", &entry.path, make_entry(place, entry, own))?;
     }
     Ok(())

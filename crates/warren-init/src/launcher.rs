@@ -249,6 +249,19 @@ impl Launcher {
             }
             trees.push(tree);
         }
+        // Layers have the ids of the inside, so that one that cannot be shifted is of no use.
+        for path in plan.root.layers() {
+            let tree = step("open", path, mount::clone_tree_without_links(Path::new(path)))?;
+            let restricted = mount::restrict(tree.as_fd(), apply::LAYER, Some(namespace.as_fd()));
+            step("shift the owners of", path, restricted)?;
+            trees.push(tree);
+        }
+        for path in plan.overlays.iter().map(|planned| &planned.source) {
+            let tree = step("open", path, mount::clone_tree(Path::new(path)))?;
+            let restricted = mount::restrict(tree.as_fd(), apply::LAYER, Some(namespace.as_fd()));
+            step("shift the owners of", path, restricted)?;
+            trees.push(tree);
+        }
         Ok((trees, shifted))
     }
 

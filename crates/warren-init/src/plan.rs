@@ -24,8 +24,12 @@ pub struct Plan {
     pub lifetime: Lifetime,
     /// The one bounded filesystem that holds everything it writes.
     pub scratch: Scratch,
+    /// What its root stands on beside the skeleton.
+    pub root: Root,
     /// Directories, files and links of its root, parents first.
     pub skeleton: Vec<Entry>,
+    /// Parts of the host that seem writable: what is written to them goes to the scratch.
+    pub overlays: Vec<Overlay>,
     /// What of the host it sees, outer targets first.
     pub mounts: Vec<Mount>,
     /// Names of the device nodes of the host that it gets in `/dev`.
@@ -82,6 +86,43 @@ pub struct Scratch {
     pub bytes: u64,
     /// Files and directories.
     pub inodes: u64,
+}
+
+/// The read-only layers of a root: directories of the host, the lowest first. Their owners are those
+/// that they have inside.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Root {
+    /// Below the skeleton.
+    pub below: Vec<String>,
+    /// Above the skeleton: what was written before. With any of them `/tmp` is a part of the root,
+    /// because they may hold some of it.
+    pub above: Vec<String>,
+}
+
+impl Root {
+    /// Returns all of them, the lowest first.
+    pub fn layers(&self) -> impl Iterator<Item = &String> {
+        self.below.iter().chain(&self.above)
+    }
+}
+
+/// A directory of the host that seems writable, over which lies what layers have at the same place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Overlay {
+    /// What, on the host.
+    pub source: String,
+    /// Where, inside; the skeleton has it.
+    pub target: String,
+}
+
+/// The directory of the scratch that holds what was written to the root.
+pub const UPPER: &str = "upper";
+/// The directory of the scratch that holds what was written to `/tmp`, where it is not the root's.
+pub const TMP: &str = "tmp";
+
+/// The directory of the scratch that holds what was written to an overlay of the plan.
+pub fn overlay_upper(index: usize) -> String {
+    format!("{UPPER}-{index}")
 }
 
 /// One entry of the root that is there from the start.

@@ -90,6 +90,8 @@ pub enum Request {
     },
     /// Do something with files; answered by [`FileEvent`](files::FileEvent)s.
     Files(files::FileRequest),
+    /// Hand out the filesystem of everything that was written; answered by [`Done`], which carries it.
+    Scratch,
 }
 
 /// An address by which a sandbox reaches itself.

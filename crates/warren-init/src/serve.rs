@@ -90,6 +90,8 @@ struct Init<'a> {
     listener: Option<OwnedFd>,
     cpus: u32,
     workers: Workers,
+    /// The filesystem of everything that is written. Nothing of it can be opened by init itself.
+    scratch: OwnedFd,
 }
 
 /// A command whose first process is gone, after it was ended with all it started.
@@ -113,6 +115,7 @@ pub(crate) fn serve(
     plan: &Plan,
     control: &OwnedFd,
     inherited: Inherited,
+    scratch: OwnedFd,
     meter: Meter,
     census: Census,
 ) {
@@ -143,6 +146,7 @@ pub(crate) fn serve(
         controls: vec![control],
         listener,
         workers: Workers::default(),
+        scratch,
         // Not `available_parallelism`, which reads mounts and groups for a quota.
         cpus: rustix::thread::sched_getaffinity(None).map_or(1, |cpus| cpus.count().max(1)),
     };
@@ -271,6 +275,9 @@ impl Init<'_> {
             }
             Request::End => return Asked::End,
             Request::Connect { to, port } => port::connect(to, port, &reply),
+            Request::Scratch => {
+                let _ = protocol::send(&reply, &Done(0), &[self.scratch.as_fd()]);
+            }
             Request::Files(request) => {
                 let suspended = self.suspended.is_some();
                 self.workers.start(&self.starter.proof, &request, reply, fds, suspended);

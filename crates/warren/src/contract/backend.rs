@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
-use super::{Limit, Result, Sandbox, SandboxError, SandboxId, SandboxSpec};
+use super::{Base, Limit, Result, Sandbox, SandboxError, SandboxId, SandboxSpec};
 
 /// One way of walling sandboxes off from the host.
 #[async_trait]
@@ -58,6 +58,13 @@ pub trait IsolationBackend: Send + Sync {
                 hint: "create it without persistence, or choose another backend".to_owned(),
             });
         }
+        if !options.base.is_plain() {
+            return Err(SandboxError::Unsupported {
+                feature: "a root of layers".to_owned(),
+                backend: self.name().to_owned(),
+                hint: "create it on the host's toolchain, or choose another backend".to_owned(),
+            });
+        }
         if let Some(limit) = options.demanded_by_name().first().copied() {
             return Err(SandboxError::LimitNotEnforceable {
                 limit,
@@ -66,6 +73,11 @@ pub trait IsolationBackend: Send + Sync {
             });
         }
         self.create_sandbox(spec).await
+    }
+
+    /// Returns where it keeps what its sandboxes stand on, if it does.
+    fn layers(&self) -> Option<&crate::layers::Layers> {
+        None
     }
 
     /// Takes over a sandbox that outlived the process that made it, by its [`Sandbox::anchor`];
@@ -118,6 +130,8 @@ pub struct CreateOptions {
     pub cpu_quota_millis: Option<u32>,
     /// Whether it shall outlive the process that makes it, to be adopted by the next.
     pub persistent: bool,
+    /// What its root stands on.
+    pub base: Base,
 }
 
 impl CreateOptions {
@@ -126,6 +140,7 @@ impl CreateOptions {
         if let Some(id) = &self.id {
             id.validate()?;
         }
+        self.base.validate()?;
         match self.cpu_quota_millis {
             Some(quota) if !CPU_QUOTA_MILLIS.contains(&quota) => Err(SandboxError::invalid(
                 "cpu_quota_millis",
@@ -258,6 +273,7 @@ mod tests {
                 accept_missing: accepted,
                 cpu_quota_millis: quota,
                 persistent: false,
+                base: Base::default(),
             };
             assert_eq!(options.required(&spec), expected, "{options:?}");
         }

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AttachRequest, AttachResult, PoolConfig, Result, Sandbox, SandboxError, SandboxId,
+    AttachRequest, AttachResult, Base, PoolConfig, Result, Sandbox, SandboxError, SandboxId,
     SandboxSelectionOptions, SandboxSession, SandboxSpec, SessionTimeouts,
 };
 
@@ -21,6 +21,24 @@ pub trait SandboxManager: Send + Sync {
         options: &SandboxSelectionOptions,
         client_id: &str,
     ) -> Result<(SandboxSession, Arc<dyn Sandbox>), SandboxError>;
+
+    /// As [`acquire`](Self::acquire), of a sandbox whose root stands on `base`.
+    async fn acquire_on(
+        &self,
+        spec: &SandboxSpec,
+        base: &Base,
+        options: &SandboxSelectionOptions,
+        client_id: &str,
+    ) -> Result<(SandboxSession, Arc<dyn Sandbox>), SandboxError> {
+        if base.is_plain() {
+            return self.acquire(spec, options, client_id).await;
+        }
+        Err(SandboxError::Unsupported {
+            feature: "a root of layers".to_owned(),
+            backend: "this manager's".to_owned(),
+            hint: "acquire one on the host's toolchain".to_owned(),
+        })
+    }
 
     /// Gives a sandbox back; kept alive, it waits for the same client.
     async fn release(&self, session: &SandboxSession, keep_alive: bool)

@@ -5,6 +5,7 @@
 //! and shared is left to the backends and the manager.
 
 mod backend;
+mod base;
 mod capabilities;
 mod command;
 mod error;
@@ -22,6 +23,7 @@ mod session;
 mod spec;
 
 pub use backend::{BackendCapabilities, BackendHealth, CreateOptions, IsolationBackend};
+pub use base::{Base, HostTools, LayerId, MAX_LAYERS};
 pub use capabilities::{Enforcement, Layer, SandboxCapabilities};
 pub use command::Command;
 pub use error::{ProgramFault, Result, SandboxError};

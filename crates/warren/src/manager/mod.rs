@@ -44,7 +44,7 @@ use self::selection::{Chosen, backend_lacks, labels_missing, same_spec, sandbox_
 use self::session::Held;
 use crate::store::{Change, Store, StoreError};
 use crate::{
-    AttachRequest, AttachResult, BackendCapabilities, BackendHealth, CreateOptions,
+    AttachRequest, AttachResult, BackendCapabilities, BackendHealth, Base, CreateOptions,
     IsolationBackend, Result, Sandbox, SandboxError, SandboxId, SandboxManager,
     SandboxManagerConfig, SandboxManagerStats, SandboxSelectionOptions, SandboxSession,
     SandboxSpec, SessionState,
@@ -421,7 +421,7 @@ impl Inner {
     fn conceive(
         self: &Arc<Self>,
         fitting: &Fitting,
-        spec: &Arc<SandboxSpec>,
+        (spec, base): (&Arc<SandboxSpec>, &Arc<Base>),
         id: Option<&SandboxId>,
         parent: Option<&mut Option<Parent>>,
         evict: bool,
@@ -434,6 +434,7 @@ impl Inner {
         let entry = Entry {
             backend: fitting.index,
             spec: Arc::clone(spec),
+            base: Arc::clone(base),
             life: Life::Creating,
             owner: owner.map(|parent| parent.client.clone()),
             used: false,
@@ -463,6 +464,7 @@ impl Inner {
         let options = CreateOptions {
             id: (id.is_some() || durable).then(|| place_id.clone()),
             persistent: durable && fitting.persistent,
+            base: (**base).clone(),
             ..CreateOptions::default()
         };
         let parent = parent.and_then(Option::take);
@@ -475,7 +477,7 @@ impl Inner {
     async fn create(
         self: &Arc<Self>,
         fitting: &[Fitting],
-        spec: &Arc<SandboxSpec>,
+        (spec, base): (&Arc<SandboxSpec>, &Arc<Base>),
         id: Option<&SandboxId>,
         options: &SandboxSelectionOptions,
         client: &str,
@@ -485,7 +487,7 @@ impl Inner {
         let mut parent = Some(Parent { client: client.to_owned(), required, reply });
         let mut full = self.config.max_sandboxes;
         for fitting in fitting {
-            match self.conceive(fitting, spec, id, Some(&mut parent), true)? {
+            match self.conceive(fitting, (spec, base), id, Some(&mut parent), true)? {
                 Place::Taken | Place::TakenFrom(..) => {
                     return born.await.unwrap_or(Err(SandboxError::ShuttingDown));
                 }
@@ -518,6 +520,7 @@ impl Inner {
     async fn take_preferred(
         &self,
         id: &SandboxId,
+        base: &Base,
         options: &SandboxSelectionOptions,
         client: &str,
         missing: &mut Vec<String>,
@@ -528,7 +531,10 @@ impl Inner {
             let entry = registry.sandboxes.get(id);
             let entry = entry.filter(|entry| entry.lives() && entry.belongs_to(client));
             let entry = entry.ok_or_else(unknown)?;
-            let lacks = self.entry_lacks(entry, options);
+            let mut lacks = self.entry_lacks(entry, options);
+            if !base.is_plain() && *base != *entry.base {
+                lacks.push("its root stands on something else".to_owned());
+            }
             if !lacks.is_empty() {
                 missing.push(format!("sandbox `{id}`: {}", lacks.join(", ")));
                 return Ok(None);
@@ -566,7 +572,7 @@ impl Inner {
     /// Takes the default sandbox or one that is kept for the client, if one is what is asked for.
     async fn take_kept(
         &self,
-        spec: &SandboxSpec,
+        (spec, base): (&SandboxSpec, &Base),
         options: &SandboxSelectionOptions,
         client: &str,
         missing: &mut Vec<String>,
@@ -575,7 +581,8 @@ impl Inner {
             let registry = self.registry();
             let fits = |id: &SandboxId| {
                 let entry = registry.sandboxes.get(id)?;
-                if !entry.lives() || !entry.belongs_to(client) || !same_spec(&entry.spec, spec) {
+                let same = same_spec(&entry.spec, spec) && *entry.base == *base;
+                if !entry.lives() || !entry.belongs_to(client) || !same {
                     return None;
                 }
                 Some((entry.mailbox.clone(), self.entry_lacks(entry, options)))
@@ -673,15 +680,17 @@ impl Inner {
 
     async fn acquire(
         self: &Arc<Self>,
-        spec: &SandboxSpec,
+        (spec, base): (&SandboxSpec, &Base),
         options: &SandboxSelectionOptions,
         client: &str,
     ) -> Result<Joined> {
         self.enter()?;
         spec.validate()?;
+        base.validate()?;
         let mut missing = Vec::new();
         if let Some(id) = &options.preferred_id
-            && let Some(joined) = self.take_preferred(id, options, client, &mut missing).await?
+            && let Some(joined) =
+                self.take_preferred(id, base, options, client, &mut missing).await?
         {
             return Ok(joined);
         }
@@ -691,10 +700,10 @@ impl Inner {
         {
             return Err(SandboxError::NotFound { what: "backend", id: name.clone() });
         }
-        if let Some(joined) = self.take_kept(spec, options, client, &mut missing).await? {
+        if let Some(joined) = self.take_kept((spec, base), options, client, &mut missing).await? {
             return Ok(joined);
         }
-        let outcome = self.take_new(spec, options, client, &mut missing).await;
+        let outcome = self.take_new((spec, base), options, client, &mut missing).await;
         outcome.map_err(|error| match error {
             SandboxError::NoMatch { missing: lacks } => {
                 missing.extend(lacks);
@@ -707,7 +716,7 @@ impl Inner {
     /// Takes a warm sandbox, or makes one.
     async fn take_new(
         self: &Arc<Self>,
-        spec: &SandboxSpec,
+        (spec, base): (&SandboxSpec, &Base),
         options: &SandboxSelectionOptions,
         client: &str,
         missing: &mut Vec<String>,
@@ -719,12 +728,14 @@ impl Inner {
         }
         let fitting = self.choose(spec, options.preferred_backend.as_deref()).await?;
         let spec = Arc::new(spec.clone());
+        // What is warm stands on nothing of anybody's.
         if options.use_pool
+            && base.is_plain()
             && let Some(joined) = self.take_warm(&fitting, &spec, options, client, missing).await?
         {
             return Ok(joined);
         }
-        self.create(&fitting, &spec, None, options, client).await
+        self.create(&fitting, (&spec, &Arc::new(base.clone())), None, options, client).await
     }
 
     /// Joins a sandbox by its id, or makes one that has it.
@@ -765,7 +776,8 @@ impl Inner {
             spec.validate()?;
             let fitting = self.choose(&spec, None).await?;
             let options = SandboxSelectionOptions::default();
-            match self.create(&fitting, &spec, Some(id), &options, client).await {
+            let base = Arc::default();
+            match self.create(&fitting, (&spec, &base), Some(id), &options, client).await {
                 // Another call has begun to make it meanwhile.
                 Err(SandboxError::AlreadyExists { .. })
                     if self.registry().sandboxes.contains_key(id) => {}
@@ -824,8 +836,18 @@ impl SandboxManager for DefaultSandboxManager {
         options: &SandboxSelectionOptions,
         client_id: &str,
     ) -> Result<(SandboxSession, Arc<dyn Sandbox>), SandboxError> {
+        self.acquire_on(spec, &Base::default(), options, client_id).await
+    }
+
+    async fn acquire_on(
+        &self,
+        spec: &SandboxSpec,
+        base: &Base,
+        options: &SandboxSelectionOptions,
+        client_id: &str,
+    ) -> Result<(SandboxSession, Arc<dyn Sandbox>), SandboxError> {
         let Joined { session, handle, promise } =
-            self.inner.acquire(spec, options, client_id).await?;
+            self.inner.acquire((spec, base), options, client_id).await?;
         promise.keep();
         let sandbox = self.inner.guard(handle, Some(session.session_id.clone()));
         Ok((session, sandbox))

@@ -77,7 +77,7 @@ impl Inner {
                 continue;
             }
             let spec = SandboxSpec { profile: profile.clone(), ..SandboxSpec::default() };
-            let spec = Arc::new(spec);
+            let (spec, base) = (Arc::new(spec), Arc::default());
             let fitting = match self.choose(&spec, None).await {
                 Ok(fitting) => fitting,
                 Err(error) => {
@@ -88,7 +88,10 @@ impl Inner {
             };
             while self.missing(profile) > 0 {
                 let taken = fitting.iter().any(|backend| {
-                    matches!(self.conceive(backend, &spec, None, None, false), Ok(Place::Taken))
+                    matches!(
+                        self.conceive(backend, (&spec, &base), None, None, false),
+                        Ok(Place::Taken)
+                    )
                 });
                 if !taken {
                     break;

@@ -144,6 +144,7 @@ impl Inner {
         let entry = Entry {
             backend,
             spec: Arc::new(record.spec),
+            base: Arc::new(record.base),
             life: if suspended { Life::Suspended } else { Life::Running },
             owner: record.owner,
             used: record.used,

@@ -16,7 +16,7 @@ use super::keeper::Request;
 use super::session::Held;
 use crate::store::{Change, Phase, SandboxRecord, SessionRecord};
 use crate::{
-    Sandbox, SandboxError, SandboxId, SandboxManagerStats, SandboxSession, SandboxSpec,
+    Base, Sandbox, SandboxError, SandboxId, SandboxManagerStats, SandboxSession, SandboxSpec,
     SessionState,
 };
 
@@ -39,6 +39,8 @@ pub(super) enum Life {
 pub(super) struct Entry {
     pub(super) backend: usize,
     pub(super) spec: Arc<SandboxSpec>,
+    /// What its root stands on.
+    pub(super) base: Arc<Base>,
     pub(super) life: Life,
     /// Whose it is; nobody's while it is warm.
     pub(super) owner: Option<String>,
@@ -86,6 +88,7 @@ impl Entry {
             used: self.used || self.owner.is_some(),
             anchor: self.handle.as_ref().and_then(|handle| handle.anchor()),
             created_at: self.created_at,
+            base: (*self.base).clone(),
         }
     }
 }

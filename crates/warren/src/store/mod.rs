@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
-use crate::{SandboxId, SandboxSession, SandboxSpec};
+use crate::{Base, SandboxId, SandboxSession, SandboxSpec};
 
 pub mod memory;
 pub mod sqlite;
@@ -63,6 +63,9 @@ pub struct SandboxRecord {
     pub anchor: Option<String>,
     /// When it was asked for.
     pub created_at: DateTime<Utc>,
+    /// What its root stands on.
+    #[serde(default)]
+    pub base: Base,
 }
 
 /// How far the life of a stored sandbox has come.

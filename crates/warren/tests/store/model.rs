@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use warren::store::memory::MemoryStore;
 use warren::store::sqlite::SqliteStore;
 use warren::store::{Change, Phase, SandboxRecord, SessionRecord, Store};
-use warren::{SandboxId, SandboxSession, SandboxSpec, SessionState, SessionTimeouts};
+use warren::{Base, SandboxId, SandboxSession, SandboxSpec, SessionState, SessionTimeouts};
 
 use crate::support::{block_on, db, fast_dir};
 
@@ -51,7 +51,8 @@ fn sandbox() -> impl Strategy<Value = SandboxRecord> {
     (id(), spec(), phase, any::<bool>(), texts, time()).prop_map(
         |(id, spec, phase, used, (backend, owner, anchor), created_at)| {
             let id = SandboxId(id);
-            SandboxRecord { id, backend, spec, phase, owner, used, anchor, created_at }
+            let base = Base::default();
+            SandboxRecord { id, backend, spec, phase, owner, used, anchor, created_at, base }
         },
     )
 }

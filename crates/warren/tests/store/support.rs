@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use uuid::Uuid;
 use warren::store::sqlite::SqliteStore;
 use warren::store::{Change, Image, Phase, SandboxRecord, SessionRecord, Store, StoreError};
-use warren::{SandboxId, SandboxSession, SandboxSpec};
+use warren::{Base, SandboxId, SandboxSession, SandboxSpec};
 
 /// Makes a directory in memory, where thousands of stores cost no sync of a disk.
 pub(crate) fn fast_dir() -> TempDir {
@@ -46,6 +46,7 @@ pub(crate) fn sandbox(id: &str, number: u64) -> SandboxRecord {
         used: true,
         anchor: Some(number.to_string()),
         created_at: DateTime::UNIX_EPOCH,
+        base: Base::default(),
     }
 }
 

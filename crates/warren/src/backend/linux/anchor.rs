@@ -14,7 +14,7 @@ use rustix::process::{Pid, PidfdFlags};
 use serde::{Deserialize, Serialize};
 use warren_sys::socket;
 
-use crate::{Result, SandboxError, SandboxId};
+use crate::{Base, Result, SandboxError, SandboxId};
 
 /// The name of the socket in a sandbox's directory.
 const SOCKET: &str = "init";
@@ -32,6 +32,9 @@ pub(crate) struct Anchor {
     pub(crate) owners_shifted: bool,
     pub(crate) groups: super::groups::Places,
     pub(crate) cpu_quota_millis: Option<u32>,
+    /// What its root stands on.
+    #[serde(default)]
+    pub(crate) stands_on: Base,
 }
 
 impl Anchor {

@@ -41,6 +41,7 @@ use self::anchor::{Anchor, Home};
 use self::groups::Groups;
 use self::host::Host;
 use self::launcher::Launcher;
+use crate::layers::Layers;
 use crate::profile::{self, Profile, Seccomp};
 use crate::{
     BackendCapabilities, BackendHealth, CreateOptions, IsolationBackend, Result, Sandbox,
@@ -62,6 +63,8 @@ pub struct LinuxBackend {
 struct Inner {
     /// Where sandboxes that outlive us have their directories.
     runtime: Option<PathBuf>,
+    /// Where what sandboxes stand on is kept.
+    layers: Option<Layers>,
     // In the order in which they may go: sandboxes, the launcher that reaps them, the group that
     // they were made in.
     registry: Mutex<Registry>,
@@ -110,19 +113,28 @@ impl LinuxBackend {
     /// Whether sandboxes can be made here is found out by [`probe`](IsolationBackend::probe), or by
     /// making one.
     pub fn new() -> Result<Self> {
-        Self::start(None)
+        Self::start(None, None)
     }
 
     /// Likewise, for sandboxes that can outlive this process: each has a directory below `runtime`,
     /// which must be ours alone, until it ends.
     pub fn with_runtime(runtime: impl Into<PathBuf>) -> Result<Self> {
-        let runtime = runtime.into();
-        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&runtime);
-        made.map_err(|error| SandboxError::step("create", &runtime, error))?;
-        Self::start(Some(runtime))
+        Self::start(Some(Self::runtime(runtime.into())?), None)
     }
 
-    fn start(runtime: Option<PathBuf>) -> Result<Self> {
+    /// Likewise, for sandboxes that can also stand on layers, and be saved as such: with `runtime` they
+    /// can outlive this process.
+    pub fn with_layers(runtime: Option<PathBuf>, layers: Layers) -> Result<Self> {
+        Self::start(runtime.map(Self::runtime).transpose()?, Some(layers))
+    }
+
+    fn runtime(runtime: PathBuf) -> Result<PathBuf> {
+        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&runtime);
+        made.map_err(|error| SandboxError::step("create", &runtime, error))?;
+        Ok(runtime)
+    }
+
+    fn start(runtime: Option<PathBuf>, layers: Option<Layers>) -> Result<Self> {
         let launcher = Launcher::default();
         // First: it starts on its own while we look at the host.
         launcher.prepare()?;
@@ -132,7 +144,7 @@ impl LinuxBackend {
             source,
         })?;
         let registry = Mutex::default();
-        Ok(Self { inner: Arc::new(Inner { runtime, host, launcher, registry }) })
+        Ok(Self { inner: Arc::new(Inner { runtime, layers, host, launcher, registry }) })
     }
 
     /// Makes a sandbox, or leaves nothing.
@@ -145,8 +157,9 @@ impl LinuxBackend {
         options.validate()?;
         let (profile, seccomp) = profiles(spec)?;
         refuse_network(spec)?;
-        if let Some(runtime) = &self.inner.runtime {
-            plan::refuse_runtime(spec, runtime)?;
+        let layers = self.inner.layers.as_ref();
+        for own in self.inner.runtime.as_deref().into_iter().chain(layers.map(Layers::root)) {
+            plan::refuse_runtime(spec, own)?;
         }
         let id = options.id.clone().unwrap_or_default();
         // Without a cgroup or a directory there is nothing on the host that two could not both make.
@@ -180,6 +193,8 @@ impl LinuxBackend {
             lifetime: if options.persistent { Lifetime::Detached } else { Lifetime::Attached },
             limits: &limits,
             cgroups: Default::default(),
+            base: &options.base,
+            layers,
         };
         // Decided before anything is made, so that a bad spec leaves nothing to remove.
         let mut plan = plan::plan(&inputs, &plan::RealHost)?;
@@ -188,13 +203,16 @@ impl LinuxBackend {
         plan.cgroups = groups.planned();
         let quota = options.cpu_quota_millis;
         let launch = sandbox::launch(&self.inner.launcher, &inputs, &plan, groups, runtime, quota);
-        let instance =
+        // Before anything of them is mounted, and until nothing is.
+        let held = layers.map(|layers| layers.hold(options.base.all())).transpose()?;
+        let mut instance =
             tokio::time::timeout(spec.creation_timeout, launch).await.map_err(|_| {
                 SandboxError::Timeout {
                     what: "creating the sandbox".to_owned(),
                     after: spec.creation_timeout,
                 }
             })??;
+        instance.stand_on(options.base.clone(), held);
         let sandbox = LinuxSandbox::new(&inputs, &plan, instance, support, false);
         let mut registry = self.registry();
         registry.last_created = Some(sandbox.capabilities().created_at);
@@ -290,6 +308,10 @@ impl IsolationBackend for LinuxBackend {
         Ok(self.examine().await.capabilities(self.inner.runtime.is_some()))
     }
 
+    fn layers(&self) -> Option<&Layers> {
+        self.inner.layers.as_ref()
+    }
+
     async fn create_sandbox(&self, spec: &SandboxSpec) -> Result<Box<dyn Sandbox>> {
         self.create_sandbox_with(spec, &CreateOptions::default()).await
     }
@@ -316,7 +338,7 @@ impl IsolationBackend for LinuxBackend {
             return Ok(None);
         };
         let found = sandbox::adopt(id, Home::of(runtime, id), &anchor).await?;
-        let Some((instance, suspended)) = found else {
+        let Some((mut instance, suspended)) = found else {
             self.reclaim(id).await?;
             return Ok(None);
         };
@@ -338,8 +360,13 @@ impl IsolationBackend for LinuxBackend {
             lifetime: Lifetime::Detached,
             limits: &limits,
             cgroups: Default::default(),
+            base: &anchor.stands_on,
+            layers: self.inner.layers.as_ref(),
         };
         let plan = plan::plan(&inputs, &plan::RememberedHost)?;
+        // It has them mounted, so that even one that is gone from its place is still there for it.
+        let held = inputs.layers.and_then(|layers| layers.hold(anchor.stands_on.all()).ok());
+        instance.stand_on(anchor.stands_on.clone(), held);
         let sandbox = LinuxSandbox::new(&inputs, &plan, instance, support, suspended);
         sandbox.adopt_execs().await?;
         self.registry().insert(id.clone(), sandbox.clone());

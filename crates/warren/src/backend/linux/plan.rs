@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 
 use warren_init::plan::{
     Cgroups, Entry, EntryKind, Filter, Identity, Landlock, Lifetime, Mount, Owner, Owners, Plan,
-    Proc, Scratch,
+    Proc, Root, Scratch,
 };
 
 use warren_sys::process;
@@ -15,8 +15,9 @@ use warren_sys::seccomp::{self, Instruction};
 
 use super::host::{FileKind, Privilege};
 use super::limits::Decision;
+use crate::layers::Layers;
 use crate::profile::{Profile, Seccomp};
-use crate::{Result, SandboxError, SandboxId, SandboxSpec};
+use crate::{Base, HostTools, LayerId, Result, SandboxError, SandboxId, SandboxSpec};
 
 /// What of `/dev` a sandbox has, beside terminals and shared memory of its own.
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
@@ -90,6 +91,9 @@ pub(crate) struct Inputs<'a> {
     pub(crate) lifetime: Lifetime,
     pub(crate) limits: &'a Decision,
     pub(crate) cgroups: Cgroups,
+    pub(crate) base: &'a Base,
+    /// Where layers are kept, if they are.
+    pub(crate) layers: Option<&'a Layers>,
 }
 
 /// Decides, or says which part of the spec cannot be.
@@ -97,7 +101,7 @@ pub(crate) fn plan(inputs: &Inputs<'_>, host: &impl Look) -> Result<Plan> {
     let mut links = Vec::new();
     let mounts = mounts(inputs, host, &mut links)?;
     let mut skeleton = Skeleton::default();
-    skeleton.furnish(inputs.spec, &links, &mounts);
+    skeleton.furnish(inputs, &links, &mounts);
     let targets = |mounts: &[(Mount, FileKind)]| {
         let writable = mounts.iter().filter(|(mount, _)| mount.writable);
         writable.map(|(mount, _)| mount.target.clone()).collect::<Vec<_>>()
@@ -131,7 +135,9 @@ pub(crate) fn plan(inputs: &Inputs<'_>, host: &impl Look) -> Result<Plan> {
             },
             ..inputs.limits.scratch
         },
+        root: root(inputs)?,
         skeleton: skeleton.entries,
+        overlays: Vec::new(),
         mounts: mounts.into_iter().map(|(mount, _)| mount).collect(),
         devices: owned(&DEVICES),
         proc: Proc {
@@ -144,6 +150,20 @@ pub(crate) fn plan(inputs: &Inputs<'_>, host: &impl Look) -> Result<Plan> {
         cgroups: inputs.cgroups.clone(),
         bounds: inputs.limits.bounds,
     })
+}
+
+/// Says where the layers are that the root stands on.
+fn root(inputs: &Inputs<'_>) -> Result<Root> {
+    let place = |id: &LayerId| match inputs.layers {
+        Some(layers) => text(&layers.path(id), "state_dir"),
+        None => Err(SandboxError::Unsupported {
+            feature: "a root of layers".to_owned(),
+            backend: super::NAME.to_owned(),
+            hint: "give the backend a directory to keep layers in".to_owned(),
+        }),
+    };
+    let all = |ids: &[LayerId]| ids.iter().map(place).collect::<Result<Vec<_>>>();
+    Ok(Root { below: all(&inputs.base.layers)?, above: all(&inputs.base.changes)? })
 }
 
 /// Refuses what would hide from init, where it has to look for itself: memory that no process need
@@ -180,7 +200,11 @@ fn mounts(
 ) -> Result<Vec<(Mount, FileKind)>> {
     let mut mounts = binds(inputs.spec, host)?;
     let mut system: Vec<String> = Vec::new();
-    for shown in inputs.profile.host {
+    let (shown, merged) = match inputs.base.host_tools {
+        HostTools::Shown => (inputs.profile.host, &MERGED[..]),
+        HostTools::Hidden => (&[][..], &[][..]),
+    };
+    for shown in shown {
         if host.kind(Path::new(shown.path)).is_some() {
             system.push(shown.path.to_owned());
         } else if shown.required {
@@ -194,7 +218,7 @@ fn mounts(
             });
         }
     }
-    for name in MERGED {
+    for name in merged {
         let path = format!("/{name}");
         match host.link(Path::new(&path)) {
             Some(target) => links.push((path, text(&target, "a link of the host")?)),
@@ -242,7 +266,8 @@ fn binds(spec: &SandboxSpec, host: &impl Look) -> Result<Vec<(Mount, FileKind)>>
         .collect()
 }
 
-/// Refuses to show a sandbox the directory in which inits listen, or anything in it.
+/// Refuses to show a sandbox a directory of ours, in which inits listen or layers are kept, or
+/// anything in it.
 pub(crate) fn refuse_runtime(spec: &SandboxSpec, runtime: &Path) -> Result<()> {
     let shown = spec.allowed_paths_ro.iter().chain(&spec.allowed_paths_rw);
     let bound = spec.bind_mounts.iter().map(|bind| &bind.source);
@@ -250,7 +275,7 @@ pub(crate) fn refuse_runtime(spec: &SandboxSpec, runtime: &Path) -> Result<()> {
         None => Ok(()),
         Some(path) => Err(SandboxError::invalid(
             "bind_mounts",
-            format!("`{}` holds Warren's own sockets", path.display()),
+            format!("`{}` holds Warren's own sockets or layers", path.display()),
             "bind something else, or have Warren's runtime directory elsewhere",
         )),
     }
@@ -295,10 +320,13 @@ struct Skeleton {
 impl Skeleton {
     fn furnish(
         &mut self,
-        spec: &SandboxSpec,
+        inputs: &Inputs<'_>,
         links: &[(String, String)],
         mounts: &[(Mount, FileKind)],
     ) {
+        let spec = inputs.spec;
+        // A root of its own has these itself, or does without.
+        let own_root = !inputs.base.layers.is_empty();
         for path in ["/etc", "/proc", "/sys", "/dev", "/dev/pts", "/dev/shm", "/run", "/opt"] {
             self.add(path, EntryKind::Directory(0o755), Owner::System);
         }
@@ -308,24 +336,26 @@ impl Skeleton {
         for path in [HOME, "/workspace"] {
             self.add(path, EntryKind::Directory(0o755), Owner::Workload);
         }
-        for (path, contents) in [
-            ("/etc/passwd", PASSWD),
-            ("/etc/group", GROUP),
+        let etc = [
             ("/etc/hosts", HOSTS),
             ("/etc/resolv.conf", RESOLV),
+            ("/etc/passwd", PASSWD),
+            ("/etc/group", GROUP),
             ("/etc/nsswitch.conf", NSSWITCH),
-        ] {
+        ];
+        for (path, contents) in etc.into_iter().take(if own_root { 2 } else { etc.len() }) {
             self.add(path, EntryKind::File(contents.as_bytes().to_vec()), Owner::System);
         }
-        for (path, target) in [
-            ("/etc/os-release", "../usr/lib/os-release"),
+        let own = [
             ("/etc/mtab", "../proc/self/mounts"),
             ("/dev/fd", "/proc/self/fd"),
             ("/dev/stdin", "/proc/self/fd/0"),
             ("/dev/stdout", "/proc/self/fd/1"),
             ("/dev/stderr", "/proc/self/fd/2"),
             ("/dev/ptmx", "pts/ptmx"),
-        ] {
+            ("/etc/os-release", "../usr/lib/os-release"),
+        ];
+        for (path, target) in own.into_iter().take(own.len() - usize::from(own_root)) {
             self.add(path, EntryKind::Link(target.to_owned()), Owner::System);
         }
         for name in DEVICES {
@@ -419,6 +449,8 @@ mod tests {
             lifetime: Lifetime::Attached,
             limits: &limits,
             cgroups: Cgroups::default(),
+            base: &Base::default(),
+            layers: None,
         };
         plan(&inputs, host)
     }

@@ -32,11 +32,12 @@ use super::limits;
 use super::plan::{Inputs, WRITABLE};
 use super::port;
 use crate::backend::ExecPlan;
+use crate::layers::Held;
 use crate::{
-    Command, CreateOptions, Enforcement, ExecCause, ExecContext, ExecHandle, ExecId, ExecOptions,
-    ExecOutput, ExecReport, FoundExec, Layer, LogPiece, LogStream, LogWait, PortStream,
-    ResourceUsage, Result, Sandbox, SandboxCapabilities, SandboxError, SandboxFiles, SandboxId,
-    SandboxSpec, StreamOutput, TimeLimits,
+    Base, Command, CreateOptions, Enforcement, ExecCause, ExecContext, ExecHandle, ExecId,
+    ExecOptions, ExecOutput, ExecReport, FoundExec, Layer, LogPiece, LogStream, LogWait,
+    PortStream, ResourceUsage, Result, Sandbox, SandboxCapabilities, SandboxError, SandboxFiles,
+    SandboxId, SandboxSpec, StreamOutput, TimeLimits,
 };
 
 /// How long a killed sandbox may take to be gone.
@@ -57,6 +58,9 @@ pub(crate) struct Instance {
     groups: Mutex<Groups>,
     /// Whether something inside could not be ended in time.
     is_stuck: AtomicBool,
+    base_layers: Base,
+    /// Keeps them from being removed.
+    held_layers: Option<Held>,
 }
 
 /// Has the launcher make a sandbox and waits until it stands, or until it is sure that it does not.
@@ -100,6 +104,8 @@ pub(crate) async fn launch(
         proof,
         groups,
         is_stuck: AtomicBool::new(false),
+        base_layers: Base::default(),
+        held_layers: None,
     };
     match next_report(&instance.control).await?.0 {
         Report::Ready(proof) => instance.proof = proof,
@@ -153,6 +159,8 @@ pub(crate) async fn adopt(
         proof: Proof { landlock_abi: anchor.landlock_abi, owners_shifted: anchor.owners_shifted },
         groups: Mutex::new(Groups::adopt(anchor.groups.clone())),
         is_stuck: AtomicBool::new(false),
+        base_layers: Base::default(),
+        held_layers: None,
     };
     // One stuck sandbox must not hold up the others.
     let hello = tokio::time::timeout(PATIENCE, instance.ask::<Standing>(&Request::Hello)).await;
@@ -202,6 +210,11 @@ fn nonsense(who: &str) -> SandboxError {
 }
 
 impl Instance {
+    /// Takes note of what its root stands on, which is not removed as long as this lives.
+    pub(crate) fn stand_on(&mut self, base: Base, held: Option<Held>) {
+        (self.base_layers, self.held_layers) = (base, held);
+    }
+
     /// Kills every process. PID 1 takes the whole pid namespace with it.
     fn kill(&self) {
         let _ = rustix::process::pidfd_send_signal(self.pidfd.get_ref(), Signal::KILL);
@@ -753,6 +766,7 @@ impl Sandbox for LinuxSandbox {
             owners_shifted: instance.proof.owners_shifted,
             groups: instance.groups().places(),
             cpu_quota_millis: instance.cpu_quota_millis,
+            stands_on: instance.base_layers.clone(),
         };
         serde_json::to_string(&anchor).ok()
     }
