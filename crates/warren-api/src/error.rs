@@ -244,7 +244,7 @@ impl From<SandboxError> for ApiError {
 
 fn file_status(kind: FileFault) -> StatusCode {
     match kind {
-        FileFault::NotFound => StatusCode::NOT_FOUND,
+        FileFault::NotFound | FileFault::NoUser => StatusCode::NOT_FOUND,
         FileFault::Exists | FileFault::NotEmpty => StatusCode::CONFLICT,
         FileFault::IsDirectory
         | FileFault::NotDirectory

@@ -18,6 +18,7 @@ use warren_sys::{cred, fd};
 use crate::account::{Leaf, Work};
 use crate::plan::WORKLOAD_ID;
 use crate::protocol::{Exec, Stage};
+use crate::users::User;
 
 /// A command that was forked and has not said yet whether its program could be executed.
 #[derive(Debug)]
@@ -83,13 +84,24 @@ impl Starter {
         if let Err(error) = self.prepare(exec, ends, report, mark) {
             return (Stage::Prepare, errno(&error));
         }
-        if let Err(error) = enter(&exec.workdir) {
+        let user = match exec.user.as_ref().map(|user| find(&user.name)).transpose() {
+            Ok(user) => user,
+            Err(error) => return (Stage::User, errno(&error)),
+        };
+        if let Err(error) = become_workload(user.as_ref()) {
+            return (Stage::User, errno(&error));
+        }
+        let workdir = match (&user, &exec.user) {
+            (Some(user), Some(wanted)) => user.place(&wanted.workdir),
+            _ => Some(exec.workdir.clone()),
+        };
+        if let Err(error) = workdir.ok_or_else(|| Errno::INVAL.into()).and_then(|dir| enter(&dir)) {
             return (Stage::Workdir, errno(&error));
         }
         if let Err(error) = self.install_filters() {
             return (Stage::Prepare, errno(&error));
         }
-        (Stage::Program, errno(&execute(exec)))
+        (Stage::Program, errno(&execute(exec, user.as_ref())))
     }
 
     /// Takes away from a command what only init may call.
@@ -125,7 +137,24 @@ impl Starter {
             rustix::process::setpriority_process(None, self.nice)?;
         }
         process::default_signals();
-        cred::become_only(WORKLOAD_ID)
+        Ok(())
+    }
+}
+
+/// Finds one of the sandbox's users.
+fn find(name: &[u8]) -> io::Result<User> {
+    User::find(name)?.ok_or_else(|| Errno::NOENT.into())
+}
+
+/// Becomes whoever runs the command: the commands' user, if nobody is named.
+fn become_workload(user: Option<&User>) -> io::Result<()> {
+    match user {
+        None => cred::become_only(WORKLOAD_ID),
+        Some(user) if (user.uid, user.gid) == (WORKLOAD_ID, WORKLOAD_ID) => {
+            cred::become_only(WORKLOAD_ID)
+        }
+        // Init has no rights that it could give to anybody.
+        Some(_) => Err(Errno::PERM.into()),
     }
 }
 
@@ -137,9 +166,13 @@ fn enter(workdir: &[u8]) -> io::Result<()> {
     Ok(rustix::process::fchdir(place)?)
 }
 
-fn execute(exec: &Exec) -> io::Error {
+fn execute(exec: &Exec, user: Option<&User>) -> io::Error {
     let mut command = Command::new(OsStr::from_bytes(&exec.program));
     command.env_clear().args(exec.args.iter().map(|arg| OsStr::from_bytes(arg)));
+    if let Some(user) = user {
+        let name = OsStr::from_bytes(&user.name);
+        command.env("HOME", OsStr::from_bytes(&user.home)).env("USER", name).env("LOGNAME", name);
+    }
     for variable in &exec.env {
         let equals = variable.iter().position(|byte| *byte == b'=').unwrap_or(variable.len());
         let (name, value) = variable.split_at(equals);

@@ -9,15 +9,19 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat};
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat, XattrFlags,
+};
 use rustix::io::Errno;
+use rustix::process::{Gid, Uid};
 
 use crate::archive;
 use crate::protocol;
 use crate::protocol::files::{
-    Entry, Fault, FaultKind, FileControl, FileEvent, FileRequest, Kind, MAX_DEPTH, MAX_PATH,
-    PACKET, Summary, Time, WriteHow,
+    Entry, Fault, FaultKind, FileControl, FileEvent, FileRequest, Kind, MAX_ATTRIBUTES, MAX_DEPTH,
+    MAX_PATH, More, PACKET, Summary, Time, WriteHow,
 };
+use crate::users::{Names, User};
 use crate::watch;
 
 /// How much is moved at once.
@@ -29,31 +33,96 @@ const MODE: u32 = 0o1777;
 
 pub(crate) type Result<T, E = Fault> = std::result::Result<T, E>;
 
-/// Serves one request to its end.
-pub(crate) fn serve(request: &FileRequest, channel: &OwnedFd, data: Option<OwnedFd>) {
-    let done = match request {
-        FileRequest::Stat { path } => stat(path).and_then(|entry| tell_entry(channel, entry)),
-        FileRequest::List { path, depth, limit } => list(path, *depth, *limit, channel),
-        FileRequest::Read { path, offset, length } => read(path, *offset, *length, channel, data),
+/// One of the sandbox's users, for whom a worker works.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    user: User,
+    names: Names,
+}
+
+/// For whom a worker works: nobody in particular, or one of the sandbox's users.
+pub(crate) type Who<'a> = Option<&'a Caller>;
+
+impl Caller {
+    fn find(name: &[u8]) -> Result<Self> {
+        let user = User::find(name).map_err(call)?.ok_or_else(|| fault(FaultKind::User))?;
+        Ok(Self { user, names: Names::read() })
+    }
+
+    /// Puts the paths of a request where they are for this user.
+    fn place(&self, request: &FileRequest) -> Result<FileRequest> {
+        let mut request = request.clone();
+        for path in request.paths() {
+            *path = self.user.place(path).ok_or_else(|| fault(FaultKind::Path))?;
+        }
+        Ok(request)
+    }
+
+    fn ids(&self) -> (Option<Uid>, Option<Gid>) {
+        (Some(Uid::from_raw(self.user.uid)), Some(Gid::from_raw(self.user.gid)))
+    }
+
+    fn more(&self, entry: &Entry, attributes: Vec<(Vec<u8>, Vec<u8>)>) -> More {
+        let (owner, group) = (self.names.user(entry.uid), self.names.group(entry.gid));
+        More { owner, group, attributes }
+    }
+}
+
+/// Makes something that is open the caller's.
+fn give(who: Who<'_>, place: &impl AsFd) -> Result<()> {
+    let Some((uid, gid)) = who.map(Caller::ids) else { return Ok(()) };
+    rustix::fs::fchown(place, uid, gid).map_err(call)
+}
+
+/// Serves one request to its end, of one of the sandbox's users if one is named.
+pub(crate) fn serve(
+    request: &FileRequest,
+    user: Option<&[u8]>,
+    channel: &OwnedFd,
+    data: Option<OwnedFd>,
+) {
+    let done = match user {
+        None => handle(request, None, channel, data),
+        Some(user) => Caller::find(user)
+            .and_then(|caller| handle(&caller.place(request)?, Some(&caller), channel, data)),
+    };
+    if let Err(fault) = done {
+        let _ = protocol::send(channel, &FileEvent::Failed(fault), &[]);
+    }
+}
+
+fn handle(
+    request: &FileRequest,
+    who: Who<'_>,
+    channel: &OwnedFd,
+    data: Option<OwnedFd>,
+) -> Result<()> {
+    match request {
+        FileRequest::Stat { path } => stat(path, who).and_then(|entry| tell_entry(channel, entry)),
+        FileRequest::List { path, depth, limit } => list(path, *depth, *limit, who, channel),
+        FileRequest::Read { path, offset, length } => {
+            read(path, *offset, *length, who, channel, data)
+        }
         FileRequest::Write { path, how, mode, parents } => {
-            write(path, *how, *mode, *parents, channel, data)
+            write(path, *how, *mode, *parents, who, channel, data)
                 .and_then(|entry| tell_entry(channel, entry))
         }
         FileRequest::MakeDirectory { path, mode, parents } => {
-            make_directory(path, *mode, *parents).and_then(|entry| tell_entry(channel, entry))
+            make_directory(path, *mode, *parents, who).and_then(|entry| tell_entry(channel, entry))
         }
         FileRequest::Move { from, to, replace, parents } => {
-            rename(from, to, *replace, *parents).and_then(|entry| tell_entry(channel, entry))
+            rename(from, to, *replace, *parents, who).and_then(|entry| tell_entry(channel, entry))
         }
         FileRequest::Remove { path, recursive } => {
             remove(path, *recursive, channel).and_then(|done| tell(channel, &FileEvent::Done(done)))
         }
-        FileRequest::Watch { path, recursive } => watch::watch(path, *recursive, channel),
-        FileRequest::Import { path, parents } => import(path, *parents, channel, data),
+        FileRequest::Watch { path, recursive } => watch::watch(path, *recursive, who, channel),
+        FileRequest::SetAttributes { path, prefix, attributes } => {
+            set_attributes(path, prefix, attributes, who)
+                .and_then(|entry| tell_entry(channel, entry))
+        }
+        FileRequest::Import { path, parents } => import(path, *parents, who, channel, data),
         FileRequest::Export { path } => export(path, channel, data),
-    };
-    if let Err(fault) = done {
-        let _ = protocol::send(channel, &FileEvent::Failed(fault), &[]);
     }
 }
 
@@ -72,7 +141,100 @@ pub(crate) fn tell(channel: &OwnedFd, event: &FileEvent) -> Result<()> {
 }
 
 fn tell_entry(channel: &OwnedFd, entry: Entry) -> Result<()> {
-    tell(channel, &FileEvent::Entries(vec![entry]))
+    tell(channel, &FileEvent::Entries(vec![within(entry, MESSAGE)]))
+}
+
+/// How much one entry may say: what comes from a sandbox is short, or refused.
+const MESSAGE: usize = 14 * 1024;
+
+/// Says how long an entry is, near enough.
+pub(crate) fn weight(entry: &Entry) -> usize {
+    let target = entry.target.as_ref().map_or(0, Vec::len);
+    let resolved = entry.resolved.as_ref().map_or(0, |(path, ..)| path.len());
+    let more = entry.more.as_ref().map_or(0, |more| {
+        let attributes = more.attributes.iter().map(|(name, value)| 8 + name.len() + value.len());
+        more.owner.len() + more.group.len() + attributes.sum::<usize>()
+    });
+    96 + entry.path.len() + target + resolved + more
+}
+
+/// Leaves out of an entry what does not fit.
+pub(crate) fn within(mut entry: Entry, most: usize) -> Entry {
+    if weight(&entry) > most
+        && let Some(more) = &mut entry.more
+    {
+        more.attributes.clear();
+    }
+    if weight(&entry) > most {
+        entry.resolved = None;
+    }
+    if weight(&entry) > most {
+        entry.target = None;
+    }
+    entry
+}
+
+/// Reads the extended attributes `user.*` of what is open, even if only as a place.
+fn attributes(place: &OwnedFd) -> Vec<(Vec<u8>, Vec<u8>)> {
+    attributes_at(format!("/proc/self/fd/{}", place.as_raw_fd()).as_bytes())
+}
+
+/// Reads the extended attributes `user.*` of what is at a path. What cannot be read has none.
+fn attributes_at(path: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let mut names = vec![0; 64 << 10];
+    let length = rustix::fs::listxattr(path, &mut names[..]).unwrap_or_default();
+    let mut found = Vec::new();
+    let mut left = MAX_ATTRIBUTES;
+    for name in names[..length].split(|byte| *byte == 0) {
+        if !name.starts_with(b"user.") {
+            continue;
+        }
+        let mut value = vec![0; left];
+        match rustix::fs::getxattr(path, name, &mut value[..]) {
+            Ok(length) => value.truncate(length),
+            Err(Errno::RANGE) => return Vec::new(),
+            Err(_) => continue,
+        }
+        let Some(less) = left.checked_sub(8 + name.len() + value.len()) else { return Vec::new() };
+        left = less;
+        found.push((name.to_vec(), value));
+    }
+    found.sort();
+    found
+}
+
+/// Adds to an entry what its caller is told in full.
+fn in_full(
+    mut entry: Entry,
+    who: Who<'_>,
+    attributes: impl FnOnce() -> Vec<(Vec<u8>, Vec<u8>)>,
+) -> Entry {
+    entry.more = who.map(|caller| caller.more(&entry, attributes()));
+    entry
+}
+
+fn set_attributes(
+    path: &[u8],
+    prefix: &[u8],
+    wanted: &[(Vec<u8>, Vec<u8>)],
+    who: Who<'_>,
+) -> Result<Entry> {
+    let place = open(path, OFlags::PATH, 0)?;
+    let named = |name: &[u8]| name.starts_with(prefix) && !name.contains(&0);
+    if !prefix.starts_with(b"user.") || !wanted.iter().all(|(name, _)| named(name)) {
+        return Err(call(Errno::INVAL));
+    }
+    let by = format!("/proc/self/fd/{}", place.as_raw_fd());
+    let had = attributes(&place);
+    for (name, _) in had.iter().filter(|(name, _)| name.starts_with(prefix)) {
+        if !wanted.iter().any(|(wanted, _)| wanted == name) {
+            rustix::fs::removexattr(&by, &name[..]).map_err(call)?;
+        }
+    }
+    for (name, value) in wanted.iter().filter(|pair| !had.contains(pair)) {
+        rustix::fs::setxattr(&by, &name[..], value, XattrFlags::empty()).map_err(call)?;
+    }
+    stat(path, who)
 }
 
 fn check(path: &[u8]) -> Result<()> {
@@ -150,6 +312,7 @@ fn entry(path: &[u8], stat: &Stat) -> Entry {
         changed: time(stat.st_ctime, stat.st_ctime_nsec),
         target: None,
         resolved: None,
+        more: None,
     }
 }
 
@@ -161,8 +324,8 @@ fn link_target(dir: BorrowedFd<'_>, name: &[u8]) -> Option<Vec<u8>> {
 /// Splits a path into its directory, opened, and the name in it.
 ///
 /// The directory is followed through links, the name is not. A path that ends in a slash names the
-/// same as without it.
-fn split(path: &[u8], parents: bool) -> Result<(OwnedFd, Vec<u8>)> {
+/// same as without it. With `parents` the directories on the way are made, for whom it says.
+fn split(path: &[u8], parents: Option<Who<'_>>) -> Result<(OwnedFd, Vec<u8>)> {
     check(path)?;
     let (parent, name) = halves(path);
     if matches!(name, b"" | b"." | b"..") {
@@ -172,8 +335,8 @@ fn split(path: &[u8], parents: bool) -> Result<(OwnedFd, Vec<u8>)> {
     if name.len() > 255 {
         return Err(call(Errno::NAMETOOLONG));
     }
-    if parents {
-        make_parents(parent)?;
+    if let Some(who) = parents {
+        make_parents(parent, who)?;
     }
     Ok((open(parent, OFlags::PATH | OFlags::DIRECTORY, 0)?, name.to_vec()))
 }
@@ -187,8 +350,14 @@ fn halves(path: &[u8]) -> (&[u8], &[u8]) {
     (if slash == 0 { b"/" } else { &path[..slash] }, &path[slash + 1..])
 }
 
+/// Makes an entry of a directory the caller's.
+fn give_at(who: Who<'_>, dir: &OwnedFd, name: &[u8]) -> Result<()> {
+    let Some((uid, gid)) = who.map(Caller::ids) else { return Ok(()) };
+    rustix::fs::chownat(dir, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW).map_err(call)
+}
+
 /// Makes a directory and those on the way, each where the links before it lead.
-fn make_parents(path: &[u8]) -> Result<()> {
+fn make_parents(path: &[u8], who: Who<'_>) -> Result<()> {
     if open(path, OFlags::PATH | OFlags::DIRECTORY, 0).is_ok() {
         return Ok(());
     }
@@ -200,7 +369,8 @@ fn make_parents(path: &[u8]) -> Result<()> {
         if !matches!(name, b"" | b"." | b"..") {
             let parent = open(if at == 0 { b"/" } else { &path[..at] }, OFlags::PATH, 0)?;
             match rustix::fs::mkdirat(&parent, name, Mode::from_raw_mode(0o755)) {
-                Ok(()) | Err(Errno::EXIST) => {}
+                Ok(()) => give_at(who, &parent, name)?,
+                Err(Errno::EXIST) => {}
                 Err(error) => return Err(call(error)),
             }
         }
@@ -215,17 +385,22 @@ fn make_parents(path: &[u8]) -> Result<()> {
     Ok(())
 }
 
-fn stat(path: &[u8]) -> Result<Entry> {
+pub(crate) fn stat(path: &[u8], who: Who<'_>) -> Result<Entry> {
     let place = open(path, OFlags::PATH | OFlags::NOFOLLOW, 0)?;
     let mut entry = entry(path, &rustix::fs::fstat(&place).map_err(call)?);
+    let mut end = Some(place);
     if entry.kind == Kind::Link {
-        entry.target = link_target(place.as_fd(), b"");
-        entry.resolved = open(path, OFlags::PATH, 0).ok().and_then(|place| {
-            let stat = rustix::fs::fstat(&place).ok()?;
-            Some((path_of(&place)?, kind(&stat), stat.st_mode & 0o7777))
-        });
+        entry.target = end.as_ref().and_then(|link| link_target(link.as_fd(), b""));
+        end = open(path, OFlags::PATH, 0).ok();
+        entry.resolved = end.as_ref().and_then(resolved);
     }
-    Ok(entry)
+    Ok(in_full(entry, who, || end.as_ref().map(attributes).unwrap_or_default()))
+}
+
+/// Says what a link leads to that was followed to its end.
+fn resolved(end: &OwnedFd) -> Option<(Vec<u8>, Kind, u32)> {
+    let stat = rustix::fs::fstat(end).ok()?;
+    Some((path_of(end)?, kind(&stat), stat.st_mode & 0o7777))
 }
 
 /// Asks the kernel for the path of something open, as it is seen from the root.
@@ -242,7 +417,12 @@ struct Teller<'a> {
 
 impl Teller<'_> {
     fn push(&mut self, entry: Entry) -> Result<()> {
-        self.size += 96 + entry.path.len() + entry.target.as_ref().map_or(0, Vec::len);
+        let entry = within(entry, MESSAGE);
+        let weight = weight(&entry);
+        if self.size + weight > MESSAGE {
+            self.flush()?;
+        }
+        self.size += weight;
         self.batch.push(entry);
         if self.size >= PACKET { self.flush() } else { Ok(()) }
     }
@@ -256,7 +436,7 @@ impl Teller<'_> {
     }
 }
 
-fn list(path: &[u8], depth: u16, limit: u32, channel: &OwnedFd) -> Result<()> {
+fn list(path: &[u8], depth: u16, limit: u32, who: Who<'_>, channel: &OwnedFd) -> Result<()> {
     let top = Dir::new(open_directory(path)?).map_err(call)?;
     let mut teller = Teller { channel, batch: Vec::new(), size: 0 };
     let mut done = Summary::default();
@@ -291,8 +471,17 @@ fn list(path: &[u8], depth: u16, limit: u32, channel: &OwnedFd) -> Result<()> {
         }
         path.extend_from_slice(name);
         let mut entry = entry(&path, &stat);
-        if entry.kind == Kind::Link {
+        let is_link = entry.kind == Kind::Link;
+        if is_link {
             entry.target = link_target(place, name);
+        }
+        if who.is_some() {
+            let flags = OFlags::PATH | if is_link { OFlags::empty() } else { OFlags::NOFOLLOW };
+            let resolve = ResolveFlags::NO_MAGICLINKS;
+            let flags = flags | OFlags::CLOEXEC;
+            let end = rustix::fs::openat2(place, name, flags, Mode::empty(), resolve).ok();
+            entry.resolved = end.as_ref().filter(|_| is_link).and_then(resolved);
+            entry = in_full(entry, who, || end.as_ref().map(attributes).unwrap_or_default());
         }
         let below = (entry.kind == Kind::Directory && levels.len() < depth).then(|| {
             let place = levels.last().and_then(|(dir, _)| dir.fd().ok())?;
@@ -320,6 +509,7 @@ fn read(
     path: &[u8],
     offset: u64,
     length: Option<u64>,
+    who: Who<'_>,
     channel: &OwnedFd,
     data: Option<OwnedFd>,
 ) -> Result<()> {
@@ -330,7 +520,7 @@ fn read(
     let file = open(path, OFlags::RDONLY, 0)?;
     let stat = regular(&file)?;
     let size: u64 = stat.st_size.try_into().unwrap_or_default();
-    tell(channel, &FileEvent::Entries(vec![entry(path, &stat)]))?;
+    tell_entry(channel, in_full(entry(path, &stat), who, || attributes(&file)))?;
     // Files of /proc say that they are empty, and are not.
     let known = if size == 0 { u64::MAX } else { size.saturating_sub(offset) };
     let mut left = length.unwrap_or(u64::MAX).min(known);
@@ -383,6 +573,7 @@ fn write(
     how: WriteHow,
     mode: Option<u32>,
     parents: bool,
+    who: Who<'_>,
     channel: &OwnedFd,
     data: Option<OwnedFd>,
 ) -> Result<Entry> {
@@ -392,20 +583,21 @@ fn write(
         return Err(fault(FaultKind::Directory));
     }
     if parents {
-        make_parents(halves(path).0)?;
+        make_parents(halves(path).0, who)?;
     }
     match how {
-        WriteHow::Replace => replace(path, mode, channel, data),
+        WriteHow::Replace => replace(path, mode, who, channel, data),
         WriteHow::New => {
-            let (dir, name) = split(path, false)?;
+            let (dir, name) = split(path, None)?;
             if rustix::fs::statat(&dir, &name, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
                 return Err(call(Errno::EXIST));
             }
-            write_new(&dir, &name, mode.unwrap_or(0o644), RenameFlags::NOREPLACE, channel, data)?;
-            stat(path)
+            let (mode, flags) = (mode.unwrap_or(0o644), RenameFlags::NOREPLACE);
+            write_new(&dir, &name, mode, flags, who, channel, data)?;
+            stat(path, who)
         }
-        WriteHow::Append => write_along(path, OFlags::APPEND, mode, channel, data),
-        WriteHow::InPlace => write_along(path, OFlags::TRUNC, mode, channel, data),
+        WriteHow::Append => write_along(path, OFlags::APPEND, mode, who, channel, data),
+        WriteHow::InPlace => write_along(path, OFlags::TRUNC, mode, who, channel, data),
     }
 }
 
@@ -414,6 +606,7 @@ fn write_along(
     path: &[u8],
     flag: OFlags,
     mode: Option<u32>,
+    who: Who<'_>,
     channel: &OwnedFd,
     mut data: File,
 ) -> Result<Entry> {
@@ -427,8 +620,10 @@ fn write_along(
         let fifo = error.errno == Errno::NXIO.raw_os_error();
         if fifo { fault(FaultKind::Special) } else { error }
     })?;
-    regular(&file)?;
-    if flag.contains(OFlags::TRUNC) {
+    let had = regular(&file)?;
+    give(who, &file)?;
+    // Whoever watches is told of each change, so none is made that is none.
+    if flag.contains(OFlags::TRUNC) && had.st_size > 0 {
         rustix::fs::ftruncate(&file, 0).map_err(call)?;
     }
     if let Some(mode) = mode {
@@ -438,14 +633,21 @@ fn write_along(
     let mut file = File::from(file);
     let bytes = fill(&mut file, &mut data)?;
     committed(channel, bytes)?;
-    Ok(entry(path, &rustix::fs::fstat(&file).map_err(call)?))
+    let (file, stat) = (OwnedFd::from(file.try_clone().map_err(call)?), rustix::fs::fstat(&file));
+    Ok(in_full(entry(path, &stat.map_err(call)?), who, || attributes(&file)))
 }
 
 /// Replaces a file at one moment; through a link, the file that it leads to.
-fn replace(path: &[u8], mode: Option<u32>, channel: &OwnedFd, data: File) -> Result<Entry> {
+fn replace(
+    path: &[u8],
+    mode: Option<u32>,
+    who: Who<'_>,
+    channel: &OwnedFd,
+    data: File,
+) -> Result<Entry> {
     let mut path = path.to_vec();
     for _ in 0..MAX_LINKS {
-        let (dir, name) = split(&path, false)?;
+        let (dir, name) = split(&path, None)?;
         let found = match rustix::fs::statat(&dir, &name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Some(stat),
             Err(Errno::NOENT) => None,
@@ -464,9 +666,9 @@ fn replace(path: &[u8], mode: Option<u32>, channel: &OwnedFd, data: File) -> Res
             Some((Kind::File, had)) => mode.unwrap_or(had & 0o777),
             None => mode.unwrap_or(0o644),
         };
-        write_new(&dir, &name, mode, RenameFlags::empty(), channel, data)?;
+        write_new(&dir, &name, mode, RenameFlags::empty(), who, channel, data)?;
         let stat = rustix::fs::statat(&dir, &name, AtFlags::SYMLINK_NOFOLLOW).map_err(call)?;
-        return Ok(entry(&path, &stat));
+        return Ok(in_full(entry(&path, &stat), who, || attributes_at(&path)));
     }
     Err(call(Errno::LOOP))
 }
@@ -485,10 +687,12 @@ fn write_new(
     name: &[u8],
     mode: u32,
     flags: RenameFlags,
+    who: Who<'_>,
     channel: &OwnedFd,
     mut data: File,
 ) -> Result<()> {
     let draft = Draft::new(dir)?;
+    give(who, &draft.file)?;
     tell(channel, &FileEvent::Ready)?;
     let mut file = &draft.file;
     let bytes = {
@@ -576,17 +780,18 @@ fn temporary_name() -> Vec<u8> {
     format!(".warren-{hex}").into_bytes()
 }
 
-fn make_directory(path: &[u8], mode: u32, parents: bool) -> Result<Entry> {
-    let (dir, name) = match split(path, parents) {
+fn make_directory(path: &[u8], mode: u32, parents: bool, who: Who<'_>) -> Result<Entry> {
+    let (dir, name) = match split(path, parents.then_some(who)) {
         Ok(split) => split,
         // The root itself is there already.
         Err(error) if error.errno == Errno::BUSY.raw_os_error() => {
-            return if parents { stat(path) } else { Err(call(Errno::EXIST)) };
+            return if parents { stat(path, who) } else { Err(call(Errno::EXIST)) };
         }
         Err(error) => return Err(error),
     };
     match rustix::fs::mkdirat(&dir, &name, Mode::from_raw_mode(mode & MODE)) {
         Ok(()) => {
+            give_at(who, &dir, &name)?;
             // The mode of mkdir alone is less than was asked for, by the umask.
             let made = open_at(dir.as_fd(), &name, OFlags::RDONLY | OFlags::DIRECTORY);
             if let Ok(made) = made {
@@ -598,20 +803,21 @@ fn make_directory(path: &[u8], mode: u32, parents: bool) -> Result<Entry> {
         }
         Err(error) => return Err(call(error)),
     }
-    stat(path)
+    stat(path, who)
 }
 
-fn rename(from: &[u8], to: &[u8], replace: bool, parents: bool) -> Result<Entry> {
-    let (old_dir, old_name) = split(from, false)?;
+fn rename(from: &[u8], to: &[u8], replace: bool, parents: bool, who: Who<'_>) -> Result<Entry> {
+    let (old_dir, old_name) = split(from, None)?;
     // Before any directory is made for something that is not there.
     rustix::fs::statat(&old_dir, &old_name, AtFlags::SYMLINK_NOFOLLOW).map_err(call)?;
-    let (new_dir, new_name) = split(to, parents)?;
+    let (new_dir, new_name) = split(to, parents.then_some(who))?;
     let flags = if replace { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
     match rustix::fs::renameat_with(&old_dir, &old_name, &new_dir, &new_name, flags) {
-        Ok(()) => stat(to),
-        Err(Errno::XDEV) => move_across(&old_dir, &old_name, &new_dir, &new_name, to, replace),
-        Err(error) => Err(call(error)),
+        Ok(()) => {}
+        Err(Errno::XDEV) => move_across(&old_dir, &old_name, &new_dir, &new_name, replace)?,
+        Err(error) => return Err(call(error)),
     }
+    stat(to, who)
 }
 
 /// Moves a file to another filesystem of the sandbox, `/tmp` say: whole, then the old one goes.
@@ -620,9 +826,8 @@ fn move_across(
     old_name: &[u8],
     new_dir: &OwnedFd,
     new_name: &[u8],
-    to: &[u8],
     replace: bool,
-) -> Result<Entry> {
+) -> Result<()> {
     let source = open_at(old_dir.as_fd(), old_name, OFlags::RDONLY).map_err(call)?;
     // A tree is not moved in one step, and half a tree is worse than none.
     let had = regular(&source).map_err(|error| match error.kind {
@@ -632,15 +837,17 @@ fn move_across(
     let draft = Draft::new(new_dir)?;
     io::copy(&mut File::from(source), &mut &draft.file).map_err(call)?;
     let mode = Mode::from_raw_mode(had.st_mode & 0o777);
+    // Whose it was, it stays, where that is for us to say.
+    let (uid, gid) = (Uid::from_raw(had.st_uid), Gid::from_raw(had.st_gid));
+    let _ = rustix::fs::fchown(&draft.file, Some(uid), Some(gid));
     rustix::fs::fchmod(&draft.file, mode).map_err(call)?;
     let flags = if replace { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
     draft.publish(new_name, flags).map_err(call)?;
-    rustix::fs::unlinkat(old_dir, old_name, AtFlags::empty()).map_err(call)?;
-    stat(to)
+    rustix::fs::unlinkat(old_dir, old_name, AtFlags::empty()).map_err(call)
 }
 
 fn remove(path: &[u8], recursive: bool, channel: &OwnedFd) -> Result<Summary> {
-    let (dir, name) = split(path, false)?;
+    let (dir, name) = split(path, None)?;
     let mut done = Summary::default();
     let found = rustix::fs::statat(&dir, &name, AtFlags::SYMLINK_NOFOLLOW).map_err(call)?;
     if kind(&found) != Kind::Directory {
@@ -810,11 +1017,17 @@ impl Read for Counted {
     }
 }
 
-fn import(path: &[u8], parents: bool, channel: &OwnedFd, data: Option<OwnedFd>) -> Result<()> {
+fn import(
+    path: &[u8],
+    parents: bool,
+    who: Who<'_>,
+    channel: &OwnedFd,
+    data: Option<OwnedFd>,
+) -> Result<()> {
     let mut data = Counted(pipe(data)?, 0);
     check(path)?;
     if parents {
-        make_parents(path)?;
+        make_parents(path, who)?;
     }
     let target = open_directory(path)?;
     tell(channel, &FileEvent::Ready)?;

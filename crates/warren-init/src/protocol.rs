@@ -92,6 +92,14 @@ pub enum Request {
     Files(files::FileRequest),
     /// Hand out the filesystem of everything that was written; answered by [`Done`], which carries it.
     Scratch,
+    /// The same for one of the sandbox's users: paths may begin at its home, what is made is its own,
+    /// and entries are told in full.
+    FilesAs {
+        /// Its name.
+        user: Vec<u8>,
+        /// What.
+        request: files::FileRequest,
+    },
 }
 
 /// An address by which a sandbox reaches itself.
@@ -116,6 +124,8 @@ pub struct Exec {
     pub env: Vec<Vec<u8>>,
     /// The directory to start in.
     pub workdir: Vec<u8>,
+    /// Who runs it: the commands' user if absent.
+    pub user: Option<ExecUser>,
     /// Where its standard streams go.
     pub streams: Streams,
     /// When to end it.
@@ -124,6 +134,17 @@ pub struct Exec {
     pub cpu_ms: Option<u64>,
     /// How many descriptors each process may have.
     pub open_files: Option<u64>,
+}
+
+/// One of the sandbox's users, who runs a command.
+///
+/// `HOME`, `USER` and `LOGNAME` are its own unless the environment says otherwise.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExecUser {
+    /// Its name in the sandbox's `/etc/passwd`.
+    pub name: Vec<u8>,
+    /// The directory to start in, instead of [`Exec::workdir`]: below its home, or absolute.
+    pub workdir: Vec<u8>,
 }
 
 /// Where the standard streams of a command go.
@@ -239,6 +260,8 @@ pub enum Stage {
     Fork,
     /// Taking on its identity, limits and filter.
     Prepare,
+    /// Becoming the user who is to run it: there is none (ENOENT), or it may not be.
+    User,
     /// Entering its directory.
     Workdir,
     /// Executing its program.
@@ -397,6 +420,7 @@ mod tests {
             args: vec![vec![b'x'; argument]],
             env: vec![b"A=\xff".to_vec()],
             workdir: b"/".to_vec(),
+            user: None,
             streams: Streams::Given,
             wall_ms: Some(1),
             cpu_ms: None,

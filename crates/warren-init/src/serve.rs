@@ -280,7 +280,11 @@ impl Init<'_> {
             }
             Request::Files(request) => {
                 let suspended = self.suspended.is_some();
-                self.workers.start(&self.starter.proof, &request, reply, fds, suspended);
+                self.workers.start(&self.starter.proof, &request, None, reply, fds, suspended);
+            }
+            Request::FilesAs { user, request } => {
+                let (suspended, user) = (self.suspended.is_some(), Some(&user[..]));
+                self.workers.start(&self.starter.proof, &request, user, reply, fds, suspended);
             }
         }
         Asked::More

@@ -9,19 +9,25 @@ use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use rustix::fs::{Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::files::{Result, call, fault, open_at, open_directory, path_of, tell};
+use crate::files::{
+    Result, Who, call, fault, open_at, open_directory, path_of, stat, tell, weight, within,
+};
+use crate::protocol;
 use crate::protocol::files::{
-    Change, ChangeKind, FaultKind, FileEvent, MAX_PATH, MAX_WATCHES, PACKET,
+    Change, ChangeKind, FaultKind, FileControl, FileEvent, MAX_PATH, MAX_WATCHES, PACKET,
 };
 
 /// How long the second half of a move may take to be told.
 const HALF_A_MOVE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
+/// How much goes into one packet at most.
+const MESSAGE: usize = 13 * 1024;
+
 /// How often a look is taken whether what is watched is still there.
 const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// Tells until nobody listens.
-pub(crate) fn watch(path: &[u8], recursive: bool, channel: &OwnedFd) -> Result<()> {
+pub(crate) fn watch(path: &[u8], recursive: bool, who: Who<'_>, channel: &OwnedFd) -> Result<()> {
     // By its path from here on: a descriptor would keep it from being seen to go.
     let top = open_directory(path)?;
     let inode = rustix::fs::fstat(&top).map_err(call)?.st_ino;
@@ -32,6 +38,7 @@ pub(crate) fn watch(path: &[u8], recursive: bool, channel: &OwnedFd) -> Result<(
         inode,
         notify,
         recursive,
+        who,
         paths: HashMap::new(),
         leaving: None,
         changes: Vec::new(),
@@ -58,6 +65,8 @@ struct Watcher<'a> {
     inode: u64,
     notify: OwnedFd,
     recursive: bool,
+    /// Who is told in full what there is.
+    who: Who<'a>,
     /// The directory behind each watch, relative to the first.
     paths: HashMap<i32, Vec<u8>>,
     /// A directory that was moved away and may turn up elsewhere.
@@ -155,16 +164,22 @@ impl Watcher<'_> {
             let waits = if self.leaving.is_some() { &HALF_A_MOVE } else { &LOOK };
             let mut fds = [
                 PollFd::new(&self.notify, PollFlags::IN),
-                PollFd::new(self.channel, PollFlags::empty()),
+                PollFd::new(self.channel, PollFlags::IN),
             ];
             let ready = match poll(&mut fds, Some(waits)) {
                 Ok(ready) => ready,
                 Err(Errno::INTR) => continue,
                 Err(error) => return Err(call(error)),
             };
+            let mut asked = false;
             if !fds[1].revents().is_empty() {
-                return Ok(());
+                match protocol::receive_trusted::<FileControl>(self.channel) {
+                    Ok(Some((FileControl::Tell, _))) => asked = true,
+                    // Nobody listens any more, or says anything that could be meant for us.
+                    Ok(_) | Err(_) => return Ok(()),
+                }
             }
+            // What is asked for is what happened before: all of it is in the queue by now.
             if ready == 0 && self.leaving.is_some() {
                 self.left();
             } else if ready == 0 && self.is_gone() {
@@ -188,6 +203,9 @@ impl Watcher<'_> {
                 self.seen(&seen)?;
             }
             self.flush()?;
+            if asked {
+                tell(self.channel, &FileEvent::Ready)?;
+            }
             if self.paths.is_empty() {
                 // What was watched is gone, and so is the reason to go on.
                 return tell(self.channel, &FileEvent::Done(Default::default()));
@@ -287,8 +305,22 @@ impl Watcher<'_> {
     }
 
     fn push(&mut self, kind: ChangeKind, path: Vec<u8>, directory: bool) -> Result<()> {
-        self.size += 16 + path.len();
-        self.changes.push(Change { kind, path, directory });
+        // Looked at now: what is there later may be something else.
+        let entry = match kind {
+            ChangeKind::Created | ChangeKind::Written | ChangeKind::Attributes => {
+                let place = join(&self.top, &path);
+                self.who
+                    .and_then(|_| stat(&place, self.who).ok())
+                    .map(|entry| within(entry, PACKET))
+            }
+            ChangeKind::Removed | ChangeKind::Renamed | ChangeKind::Lost => None,
+        };
+        let size = 16 + path.len() + entry.as_ref().map_or(0, weight);
+        if self.size + size > MESSAGE {
+            self.flush()?;
+        }
+        self.size += size;
+        self.changes.push(Change { kind, path, directory, entry });
         if self.size >= PACKET { self.flush() } else { Ok(()) }
     }
 

@@ -23,11 +23,12 @@ const MAX_WORKERS: usize = 32;
 pub(crate) struct Workers(HashSet<Pid>);
 
 impl Workers {
-    /// Starts one for a request, or says why not.
+    /// Starts one for a request, of one of the sandbox's users if one is named, or says why not.
     pub(crate) fn start(
         &mut self,
         proof: &SingleThreaded,
         request: &FileRequest,
+        user: Option<&[u8]>,
         channel: OwnedFd,
         mut fds: Vec<OwnedFd>,
         suspended: bool,
@@ -49,7 +50,7 @@ impl Workers {
             Ok(Fork::Child) => {
                 let data = (!fds.is_empty()).then(|| fds.remove(0));
                 if prepare(&channel, data.as_ref()).is_ok() {
-                    files::serve(request, &channel, data);
+                    files::serve(request, user, &channel, data);
                 }
                 process::exit_now(0)
             }

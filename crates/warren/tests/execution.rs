@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use warren::backend::LinuxBackend;
 use warren::{
     Command, CreateOptions, ExecCause, ExecContext, ExecEnd, ExecHandle, ExecId, ExecInput,
-    ExecOptions, FoundExec, IsolationBackend, LogOverflow, LogRead, LogStream, LogWait,
-    ResourceLimits, Sandbox, SandboxId, SandboxSpec, TerminalSize,
+    ExecOptions, ExecUser, FoundExec, IsolationBackend, LogOverflow, LogRead, LogStream, LogWait,
+    MAX_EXEC_NOTE, ProgramFault, ResourceLimits, Sandbox, SandboxError, SandboxId, SandboxSpec,
+    TerminalSize,
 };
 
 /// A sandbox that outlives its backend, and is gone with this.
@@ -558,6 +559,54 @@ mod linux {
         sandbox.destroy().await.unwrap();
         let refused = sandbox.start_exec(&sh("true"), &context, &named("t")).await.unwrap_err();
         assert_eq!(refused.code(), "ended");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn one_of_the_sandboxs_users_runs_a_command_from_home_and_a_note_stays_with_it() {
+        let place = Place::new(ResourceLimits::default());
+        let backend = place.backend();
+        let sandbox = place.make(&backend).await;
+        let by = |name: &str, workdir: Option<&str>| ExecOptions {
+            user: Some(ExecUser { name: name.to_owned(), workdir: workdir.map(str::to_owned) }),
+            note: Some("kept".to_owned()),
+            ..ExecOptions::default()
+        };
+        let show = sh("pwd; echo $HOME $USER $LOGNAME $MORE");
+        let home = "/home/user user user";
+        for (workdir, wanted) in [
+            (None, format!("/home/user\n{home}\n")),
+            (Some("~"), format!("/home/user\n{home}\n")),
+            (Some("/tmp"), format!("/tmp\n{home}\n")),
+            (Some("../../usr"), format!("/usr\n{home}\n")),
+        ] {
+            let exec = start(&*sandbox, &show, &by("user", workdir)).await;
+            exec.wait().await.unwrap();
+            assert_eq!(text(&*exec, LogStream::Stdout).await, wanted);
+            assert_eq!(exec.info().note.as_deref(), Some("kept"));
+        }
+        let other = show.clone().env("HOME", "/tmp").env("MORE", "more");
+        let exec = start(&*sandbox, &other, &by("user", None)).await;
+        exec.wait().await.unwrap();
+        let said = text(&*exec, LogStream::Stdout).await;
+        assert_eq!(said, "/home/user\n/tmp user user more\n", "the command's word wins");
+
+        let context = ExecContext::default();
+        let refuse = async |options: ExecOptions| {
+            sandbox.start_exec(&show, &context, &options).await.unwrap_err()
+        };
+        for (options, wanted) in [
+            (by("nobody-here", None), ProgramFault::User),
+            (by("root", None), ProgramFault::User),
+            (by("user", Some("nowhere")), ProgramFault::Workdir),
+            (by("user", Some("~root")), ProgramFault::Workdir),
+        ] {
+            let SandboxError::Program { kind, .. } = refuse(options).await else { panic!() };
+            assert_eq!(kind, wanted);
+        }
+        let invalid = refuse(by("a\0b", None)).await;
+        assert!(matches!(invalid, SandboxError::InvalidSpec { .. }), "{invalid}");
+        let long = ExecOptions { note: Some("x".repeat(MAX_EXEC_NOTE + 1)), ..by("user", None) };
+        assert_eq!(refuse(long).await.code(), "too_large");
     }
 }
 

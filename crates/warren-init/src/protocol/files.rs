@@ -12,6 +12,8 @@ pub const MAX_PATH: usize = 4095;
 pub const MAX_DEPTH: u16 = 64;
 /// How many directories one request may watch.
 pub const MAX_WATCHES: usize = 8192;
+/// How long the extended attributes of one entry may be together.
+pub const MAX_ATTRIBUTES: usize = 6 * 1024;
 /// How much goes into one packet before the next is begun.
 pub const PACKET: usize = 8 * 1024;
 
@@ -95,12 +97,42 @@ pub enum FileRequest {
         /// Whether to make it, and those on the way.
         parents: bool,
     },
+    /// Give a file these extended attributes, and no other whose name begins with `prefix`; answered
+    /// as [`FileRequest::Stat`].
+    SetAttributes {
+        /// Which file; a link is followed.
+        path: Vec<u8>,
+        /// What the names of all of them begin with; `user.` at least.
+        prefix: Vec<u8>,
+        /// Their whole names and values.
+        attributes: Vec<(Vec<u8>, Vec<u8>)>,
+    },
     /// Send a directory, or one file, as an archive through the pipe: [`FileEvent::Entries`], later
     /// [`FileEvent::Done`].
     Export {
         /// What.
         path: Vec<u8>,
     },
+}
+
+impl FileRequest {
+    /// Returns the paths that it names.
+    pub fn paths(&mut self) -> impl Iterator<Item = &mut Vec<u8>> {
+        let (one, other) = match self {
+            Self::Stat { path }
+            | Self::List { path, .. }
+            | Self::Read { path, .. }
+            | Self::Write { path, .. }
+            | Self::MakeDirectory { path, .. }
+            | Self::Remove { path, .. }
+            | Self::Watch { path, .. }
+            | Self::Import { path, .. }
+            | Self::SetAttributes { path, .. }
+            | Self::Export { path } => (path, None),
+            Self::Move { from, to, .. } => (from, Some(to)),
+        };
+        [Some(one), other].into_iter().flatten()
+    }
 }
 
 /// What becomes of a file that is there already.
@@ -121,6 +153,8 @@ pub enum WriteHow {
 pub enum FileControl {
     /// All was sent, this many bytes. A socket that closes instead means: forget it.
     Commit(u64),
+    /// Tell all that has happened so far, and then [`FileEvent::Ready`].
+    Tell,
 }
 
 /// What is answered.
@@ -163,8 +197,22 @@ pub struct Entry {
     pub changed: Time,
     /// Where a link leads, as it is written.
     pub target: Option<Vec<u8>>,
-    /// Where a link ends, and what is there; only for one path, and if it ends anywhere.
+    /// Where a link ends, and what is there; only for one path or in full, and if it ends anywhere.
     pub resolved: Option<(Vec<u8>, Kind, u32)>,
+    /// What is told in full, to one of the sandbox's users.
+    pub more: Option<More>,
+}
+
+/// What else there is to say of an entry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct More {
+    /// What its owner is called.
+    pub owner: Vec<u8>,
+    /// What its group is called.
+    pub group: Vec<u8>,
+    /// The extended attributes `user.*` of what it leads to, their whole names and values; left out
+    /// if they are longer than [`MAX_ATTRIBUTES`] together.
+    pub attributes: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 /// What kind of thing a path names.
@@ -202,6 +250,8 @@ pub struct Change {
     pub path: Vec<u8>,
     /// Whether that is a directory.
     pub directory: bool,
+    /// What is there now, if it is told in full and still is.
+    pub entry: Option<Entry>,
 }
 
 /// What can happen in a directory.
@@ -270,4 +320,6 @@ pub enum FaultKind {
     Busy,
     /// The sandbox is suspended.
     Suspended,
+    /// The sandbox has no such user.
+    User,
 }

@@ -181,6 +181,8 @@ pub enum ProgramFault {
     NotExecutable,
     /// The directory to run it in cannot be entered.
     Workdir,
+    /// The sandbox has no user of the name who is to run it, or nothing may run as that one.
+    User,
     /// The host or the sandbox has no room for one more process.
     NoProcess,
     /// Anything else.
@@ -192,7 +194,7 @@ impl ProgramFault {
     pub fn exit_code(self) -> i32 {
         match self {
             Self::NotFound => 127,
-            Self::NotExecutable | Self::Workdir | Self::NoProcess | Self::Other => 126,
+            Self::NotExecutable | Self::Workdir | Self::User | Self::NoProcess | Self::Other => 126,
         }
     }
 
@@ -201,6 +203,7 @@ impl ProgramFault {
             Self::NotFound => "no such program in the sandbox",
             Self::NotExecutable => "it cannot be executed",
             Self::Workdir => "its working directory cannot be entered",
+            Self::User => "it cannot run as that user",
             Self::NoProcess => "no process could be started",
             Self::Other => "it could not be started",
         }
@@ -276,6 +279,9 @@ impl SandboxError {
                     "check that it is a program for this machine and has its x bit"
                 }
                 ProgramFault::Workdir => "the directory must exist inside the sandbox",
+                ProgramFault::User => {
+                    "name a user of the sandbox: `user`, or `root` in profile `dev`"
+                }
                 ProgramFault::NoProcess => "raise the limit on processes, or wait for some to end",
                 ProgramFault::Other => return None,
             }),

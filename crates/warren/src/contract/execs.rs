@@ -72,6 +72,27 @@ pub struct ExecOptions {
     pub overflow: LogOverflow,
     /// Whether the sandbox's limits on time hold for it.
     pub time_limits: TimeLimits,
+    /// Which of the sandbox's users runs it; the usual one if absent.
+    pub user: Option<ExecUser>,
+    /// What whoever started it wants to find with it again, up to [`MAX_EXEC_NOTE`] bytes.
+    pub note: Option<String>,
+}
+
+/// The longest note that is kept with an exec.
+pub const MAX_EXEC_NOTE: usize = 128 << 10;
+
+/// One of a sandbox's users, who runs a command.
+///
+/// `HOME`, `USER` and `LOGNAME` are that user's unless the command or the spec says otherwise. Whom
+/// there is to name depends on the profile: every sandbox has `user`, and one of the profile `dev`
+/// has `root`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ExecUser {
+    /// The name, as the sandbox's `/etc/passwd` has it.
+    pub name: String,
+    /// Where to run the command, instead of where it says: the user's home, or a path that begins
+    /// there, with `~` or with `/`.
+    pub workdir: Option<String>,
 }
 
 /// Whether `max_wall_time_ms` and `max_cpu_time_ms` hold for an exec as a whole.
@@ -197,6 +218,9 @@ pub struct ExecInfo {
     pub pid: Option<i32>,
     /// Whether it has a terminal.
     pub terminal: bool,
+    /// What whoever started it noted.
+    #[serde(default)]
+    pub note: Option<String>,
     /// When it was asked for.
     pub started_at: DateTime<Utc>,
     /// How many bytes its log has taken.

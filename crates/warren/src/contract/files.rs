@@ -89,6 +89,44 @@ pub trait SandboxFiles: Send + Sync {
 
     /// Packs a directory, or one file, as a tar stream.
     async fn export_tar(&self, path: &Path) -> Result<FileContents, SandboxError>;
+
+    /// Gives what is at a path these extended attributes, by their whole names, and no others whose
+    /// names begin with `prefix`, which is `user.` at least. A link is followed.
+    async fn set_attributes(
+        &self,
+        path: &Path,
+        prefix: &str,
+        attributes: &[(String, Vec<u8>)],
+    ) -> Result<FileEntry, SandboxError>;
+
+    /// Watches a directory for one who asks now and then what has happened.
+    async fn open_watch(
+        &self,
+        path: &Path,
+        recursive: bool,
+    ) -> Result<Box<dyn FileWatch>, SandboxError>;
+}
+
+/// A directory that is watched. Dropping it ends that.
+#[async_trait]
+pub trait FileWatch: Send {
+    /// Waits for the next change; `None` when what is watched is gone.
+    async fn next(&mut self) -> Result<Option<FileChange>, SandboxError>;
+
+    /// Returns all that has happened up to now and was not told yet.
+    async fn happened(&mut self) -> Result<Vec<FileChange>, SandboxError>;
+}
+
+impl fmt::Debug for dyn SandboxFiles + '_ {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SandboxFiles").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for dyn FileWatch + '_ {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FileWatch").finish_non_exhaustive()
+    }
 }
 
 /// What is at one path.
@@ -118,6 +156,20 @@ pub struct FileEntry {
     pub target: Option<PathBuf>,
     /// Where a link ends, what is there and its permissions; absent in lists, and if it ends nowhere.
     pub resolved: Option<(PathBuf, FileKind, u32)>,
+    /// What one of the sandbox's users is told beside; absent otherwise.
+    pub details: Option<FileDetails>,
+}
+
+/// What else there is to say of what is at a path, to one of the sandbox's users.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileDetails {
+    /// What its owner is called inside, by number if by nothing else.
+    pub owner: String,
+    /// What its group is called inside.
+    pub group: String,
+    /// Its extended attributes `user.*` by their whole names; a link has those of where it ends. None
+    /// of them if they are longer than 6 KiB together.
+    pub attributes: Vec<(String, Vec<u8>)>,
 }
 
 /// What kind of thing a path names.
@@ -250,6 +302,8 @@ pub struct FileChange {
     pub path: PathBuf,
     /// Whether that is a directory.
     pub directory: bool,
+    /// What was there right after, told to one of the sandbox's users, and if anything was.
+    pub entry: Option<Box<FileEntry>>,
 }
 
 /// What can happen in a directory.
@@ -327,6 +381,8 @@ pub enum FileFault {
     Interrupted,
     /// The process inside that served it was killed.
     Killed,
+    /// The sandbox has no user of this name.
+    NoUser,
     /// Something else: the source says what.
     Other,
 }
@@ -351,6 +407,7 @@ impl FileFault {
             Self::Busy => "busy",
             Self::Interrupted => "interrupted",
             Self::Killed => "file_worker_killed",
+            Self::NoUser => "no_such_user",
             Self::Other => "file_failed",
         }
     }
@@ -373,6 +430,7 @@ impl FileFault {
             Self::Busy => "the sandbox serves as many requests as it can",
             Self::Interrupted => "it was cut off before all had arrived",
             Self::Killed => "the process that served it was killed",
+            Self::NoUser => "the sandbox has no such user",
             Self::Other => "it failed",
         }
     }
@@ -395,6 +453,7 @@ impl FileFault {
             Self::Busy => "try again when some have ended",
             Self::Interrupted => "send it again, whole",
             Self::Killed => "the sandbox may be out of memory, which its files take up, too",
+            Self::NoUser => "name one of the sandbox's /etc/passwd, `user` for one",
             Self::Other => "the daemon's log says more",
         }
     }

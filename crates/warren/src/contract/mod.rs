@@ -29,13 +29,13 @@ pub use command::Command;
 pub use error::{ProgramFault, Result, SandboxError};
 pub use exec::{ExecCause, ExecContext, ExecOutput, ExecReport, ResourceUsage, StreamOutput};
 pub use execs::{
-    ExecEnd, ExecHandle, ExecId, ExecInfo, ExecInput, ExecOptions, FoundExec, LogOverflow,
-    LogPiece, LogRead, LogStream, LogWait, TerminalSize, TimeLimits,
+    ExecEnd, ExecHandle, ExecId, ExecInfo, ExecInput, ExecOptions, ExecUser, FoundExec,
+    LogOverflow, LogPiece, LogRead, LogStream, LogWait, MAX_EXEC_NOTE, TerminalSize, TimeLimits,
 };
 pub use files::{
-    FileChange, FileChangeKind, FileContents, FileEntry, FileFault, FileKind, FileListing,
-    FileSource, FileStream, ListItem, ListOptions, RenameOptions, SandboxFiles, TreeSummary,
-    WriteMode, WriteOptions,
+    FileChange, FileChangeKind, FileContents, FileDetails, FileEntry, FileFault, FileKind,
+    FileListing, FileSource, FileStream, FileWatch, ListItem, ListOptions, RenameOptions,
+    SandboxFiles, TreeSummary, WriteMode, WriteOptions,
 };
 pub use identity::SandboxId;
 pub use limits::{Bound, EnforcedLimit, Limit, ResourceLimits, UnknownLimit};

@@ -129,6 +129,16 @@ pub trait Sandbox: Send + Sync {
         None
     }
 
+    /// Returns its files as one of its users has them, by a name of its `/etc/passwd`.
+    ///
+    /// Paths may begin at that user's home, with or without `~`; what is made is theirs; entries have
+    /// their [`details`](super::FileEntry::details), in lists and changes as well. What else may be
+    /// done with files is as the profile has it: in one that has a root, everything.
+    fn files_of(&self, user: &str) -> Option<Arc<dyn SandboxFiles>> {
+        let _ = user;
+        None
+    }
+
     /// Returns what holds it, as far as that was proved by trying.
     fn enforcement(&self) -> Enforcement {
         Enforcement::default()

@@ -26,6 +26,8 @@ pub(super) struct Guarded {
     pub(super) handle: Arc<dyn Sandbox>,
     /// Through which session it is used; all of the sandbox's if it was asked for by its id.
     session: Option<String>,
+    /// Its files, where they are one user's.
+    pub(super) files: Option<Arc<dyn SandboxFiles>>,
 }
 
 /// Whether a use may change what is inside.
@@ -88,7 +90,7 @@ impl Guarded {
         handle: Arc<dyn Sandbox>,
         session: Option<String>,
     ) -> Self {
-        Self { inner, handle, session }
+        Self { inner, handle, session, files: None }
     }
 
     /// Begins a piece of work, if the sandbox is to be used.
@@ -363,6 +365,12 @@ impl Sandbox for Guarded {
 
     fn files(&self) -> Option<&dyn SandboxFiles> {
         self.handle.files().map(|_| self as &dyn SandboxFiles)
+    }
+
+    fn files_of(&self, user: &str) -> Option<Arc<dyn SandboxFiles>> {
+        let files = Some(self.handle.files_of(user)?);
+        let (inner, handle) = (Arc::clone(&self.inner), Arc::clone(&self.handle));
+        Some(Arc::new(Self { inner, handle, session: self.session.clone(), files }))
     }
 
     fn enforcement(&self) -> Enforcement {

@@ -8,15 +8,16 @@ use futures_util::StreamExt as _;
 
 use super::guarded::{Guarded, Use, Work};
 use crate::{
-    FileChange, FileContents, FileEntry, FileListing, FileSource, FileStream, ListOptions,
-    RenameOptions, Result, SandboxError, SandboxFiles, TreeSummary, WriteOptions,
+    FileChange, FileContents, FileEntry, FileListing, FileSource, FileStream, FileWatch,
+    ListOptions, RenameOptions, Result, SandboxError, SandboxFiles, TreeSummary, WriteOptions,
 };
 
 impl Guarded {
     /// Begins a piece of work on files. Even to look takes a process inside.
     fn begin_files(&self) -> Result<(Work, &dyn SandboxFiles)> {
         let work = self.begin(Use::Runs)?;
-        let files = self.handle.files().ok_or_else(|| SandboxError::Unsupported {
+        let files = self.files.as_deref().or_else(|| self.handle.files());
+        let files = files.ok_or_else(|| SandboxError::Unsupported {
             feature: "files".to_owned(),
             backend: self.handle.capabilities().backend.clone(),
             hint: "run a command that reads or writes them".to_owned(),
@@ -30,6 +31,24 @@ fn working<T: 'static>(stream: FileStream<T>, work: Work) -> FileStream<T> {
     Box::pin(stream.inspect(move |_| {
         let _ = &work;
     }))
+}
+
+/// Counts a watch as work for as long as somebody holds it.
+#[derive(Debug)]
+struct Watching {
+    watch: Box<dyn FileWatch>,
+    _work: Work,
+}
+
+#[async_trait]
+impl FileWatch for Watching {
+    async fn next(&mut self) -> Result<Option<FileChange>> {
+        self.watch.next().await
+    }
+
+    async fn happened(&mut self) -> Result<Vec<FileChange>> {
+        self.watch.happened().await
+    }
 }
 
 #[async_trait]
@@ -84,6 +103,22 @@ impl SandboxFiles for Guarded {
     async fn watch(&self, path: &Path, recursive: bool) -> Result<FileStream<FileChange>> {
         let (work, files) = self.begin_files()?;
         Ok(working(files.watch(path, recursive).await?, work))
+    }
+
+    async fn open_watch(&self, path: &Path, recursive: bool) -> Result<Box<dyn FileWatch>> {
+        let (work, files) = self.begin_files()?;
+        let watch = files.open_watch(path, recursive).await?;
+        Ok(Box::new(Watching { watch, _work: work }))
+    }
+
+    async fn set_attributes(
+        &self,
+        path: &Path,
+        prefix: &str,
+        attributes: &[(String, Vec<u8>)],
+    ) -> Result<FileEntry> {
+        let (_work, files) = self.begin_files()?;
+        files.set_attributes(path, prefix, attributes).await
     }
 
     async fn import_tar(

@@ -9,10 +9,11 @@ mod load;
 #[path = "../shared/plain_user.rs"]
 mod plain_user;
 mod support;
+mod users;
 mod uses;
 
 /// Runs the other cases of this very program once more, as `nobody`.
 #[test]
 fn all_of_it_holds_for_a_plain_user_too() {
-    plain_user::rerun(&["hostile::", "uses::", "--test-threads", "2"]);
+    plain_user::rerun(&["hostile::", "users::", "uses::", "--test-threads", "2"]);
 }

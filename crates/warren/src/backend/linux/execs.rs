@@ -31,8 +31,8 @@ use super::sandbox::{Core, LinuxSandbox};
 use crate::backend::ExecPlan;
 use crate::{
     ExecCause, ExecEnd, ExecHandle, ExecId, ExecInfo, ExecInput, ExecOptions, FoundExec,
-    LogOverflow, LogPiece, LogRead, LogStream, LogWait, ResourceLimits, Result, SandboxError,
-    SandboxId, TerminalSize,
+    LogOverflow, LogPiece, LogRead, LogStream, LogWait, MAX_EXEC_NOTE, ResourceLimits, Result,
+    SandboxError, SandboxId, TerminalSize,
 };
 
 /// The directory of logs in that of a sandbox.
@@ -94,6 +94,9 @@ struct Note {
     command: Vec<String>,
     started_at: DateTime<Utc>,
     terminal: bool,
+    /// What whoever started it noted.
+    #[serde(default)]
+    text: Option<String>,
     forgets: bool,
     /// Tells whether a later request of the same name is for the same.
     fingerprint: u64,
@@ -259,6 +262,7 @@ impl LinuxSandbox {
     ) -> Result<Hold> {
         let id = options.id.clone().unwrap_or_default();
         id.validate()?;
+        validate(options)?;
         let limit = limits.max_output_bytes;
         let fingerprint = fingerprint(&plan, options);
         let execs = self.execs();
@@ -266,6 +270,7 @@ impl LinuxSandbox {
             command: shown(&plan),
             started_at: Utc::now(),
             terminal: options.terminal.is_some(),
+            text: options.note.clone(),
             forgets: options.overflow == LogOverflow::Forget,
             fingerprint,
             before: self.instance().groups().refusals(),
@@ -333,7 +338,8 @@ impl LinuxSandbox {
                 LogOverflow::Forget => Overflow::Forget,
             },
         };
-        let request = execution::request(&plan, limits, exec.id.0.clone(), streams);
+        let (id, user) = (exec.id.0.clone(), options.user.as_ref());
+        let request = execution::request(&plan, limits, id, user, streams);
         let (channel, theirs) = Channel::pair().map_err(|error| lost("make a socket", error))?;
         let notice = new_notice()?;
         let fds = [theirs.as_fd(), file.as_fd(), notice.as_fd()];
@@ -446,14 +452,30 @@ fn open_log(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)
 }
 
+/// Checks what a caller asked of an exec beside its command.
+fn validate(options: &ExecOptions) -> Result<()> {
+    if options.note.as_ref().is_some_and(|note| note.len() > MAX_EXEC_NOTE) {
+        let what = "the note of an exec".to_owned();
+        return Err(SandboxError::TooLarge { what, limit: MAX_EXEC_NOTE as u64 });
+    }
+    let Some(user) = &options.user else { return Ok(()) };
+    let workdir = user.workdir.as_deref().unwrap_or_default();
+    let fine = |text: &str, most| text.len() <= most && !text.contains('\0');
+    if fine(&user.name, 256) && fine(workdir, 4095) {
+        return Ok(());
+    }
+    let hint = "name a user of the sandbox's /etc/passwd, and a path of up to 4095 bytes";
+    Err(SandboxError::invalid("user", "it has a NUL, or is too long", hint))
+}
+
 /// Tells one request from another of the same name.
 fn fingerprint(plan: &ExecPlan, options: &ExecOptions) -> u64 {
     let mut hasher = DefaultHasher::new();
     (&plan.program, &plan.args, &plan.workdir, &plan.env, &plan.stdin, plan.timeout)
         .hash(&mut hasher);
-    let ExecOptions { id: _, input, terminal, overflow, time_limits } = options;
+    let ExecOptions { id: _, input, terminal, overflow, time_limits, user, note } = options;
     let size = terminal.map(|size| (size.rows, size.columns));
-    (*input as u8, size, *overflow as u8, *time_limits as u8).hash(&mut hasher);
+    (*input as u8, size, *overflow as u8, *time_limits as u8, user, note).hash(&mut hasher);
     hasher.finish()
 }
 
@@ -735,6 +757,7 @@ impl ExecHandle for LoggedExec {
             command: self.note.command.clone(),
             pid: phase.pid,
             terminal: self.note.terminal,
+            note: self.note.text.clone(),
             started_at: self.note.started_at,
             logged: size.unwrap_or(0),
             input_taken: phase.input_taken,

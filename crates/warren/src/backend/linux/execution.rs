@@ -19,7 +19,8 @@ use super::plan::HOME;
 use super::sandbox::LinuxSandbox;
 use crate::backend::ExecPlan;
 use crate::{
-    ExecCause, ProgramFault, ResourceLimits, ResourceUsage, Result, SandboxError, SandboxId,
+    ExecCause, ExecUser, ProgramFault, ResourceLimits, ResourceUsage, Result, SandboxError,
+    SandboxId,
 };
 
 /// Where a command's standard streams go.
@@ -88,7 +89,7 @@ impl Execution {
             Stdio::Pipes => Streams::Given,
             Stdio::Terminal { rows, columns } => Streams::Terminal { rows, columns },
         };
-        let request = Request::Exec(request(&plan, limits, String::new(), named));
+        let request = Request::Exec(request(&plan, limits, String::new(), None, named));
         let (channel, theirs) = Channel::pair().map_err(|error| step("make a socket", error))?;
         let mut fds = vec![theirs.as_fd()];
         fds.extend(streams.iter().flat_map(|pipes| pipes.theirs.iter().map(AsFd::as_fd)));
@@ -209,6 +210,7 @@ pub(crate) fn refused(id: &SandboxId, program: String, stage: Stage, errno: i32)
         (Stage::Program, Errno::NOENT | Errno::NOTDIR) => ProgramFault::NotFound,
         (Stage::Program, _) => ProgramFault::NotExecutable,
         (Stage::Workdir, _) => ProgramFault::Workdir,
+        (Stage::User, _) => ProgramFault::User,
         (Stage::Fork, Errno::AGAIN | Errno::NOMEM) => ProgramFault::NoProcess,
         (Stage::Fork | Stage::Prepare, _) => ProgramFault::Other,
     };
@@ -283,16 +285,18 @@ pub(crate) fn request(
     plan: &ExecPlan,
     limits: &ResourceLimits,
     name: String,
+    user: Option<&ExecUser>,
     streams: Streams,
 ) -> Exec {
     let mut env: std::collections::BTreeMap<&str, &str> = [
-        ("HOME", HOME),
         ("LANG", "C.UTF-8"),
-        ("LOGNAME", "user"),
         ("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"),
-        ("USER", "user"),
     ]
     .into();
+    if user.is_none() {
+        // Of one who is named, init knows them.
+        env.extend([("HOME", HOME), ("LOGNAME", "user"), ("USER", "user")]);
+    }
     env.extend(plan.env.iter().map(|(name, value)| (name.as_str(), value.as_str())));
     let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1);
     Exec {
@@ -301,6 +305,10 @@ pub(crate) fn request(
         args: plan.args.iter().map(|arg| arg.clone().into_bytes()).collect(),
         env: env.iter().map(|(name, value)| format!("{name}={value}").into_bytes()).collect(),
         workdir: plan.workdir.as_os_str().as_bytes().to_vec(),
+        user: user.map(|user| warren_init::protocol::ExecUser {
+            name: user.name.clone().into_bytes(),
+            workdir: user.workdir.clone().unwrap_or_default().into_bytes(),
+        }),
         streams,
         wall_ms: plan.timeout.map(millis),
         cpu_ms: limits.max_cpu_time_ms,

@@ -28,9 +28,9 @@ use warren_init::protocol::files::{
 use super::channel::Channel;
 use super::sandbox::LinuxSandbox;
 use crate::{
-    FileChange, FileChangeKind, FileContents, FileEntry, FileFault, FileKind, FileListing,
-    FileSource, FileStream, ListItem, ListOptions, RenameOptions, Result, SandboxError,
-    SandboxFiles, TreeSummary, WriteMode, WriteOptions,
+    FileChange, FileChangeKind, FileContents, FileDetails, FileEntry, FileFault, FileKind,
+    FileListing, FileSource, FileStream, FileWatch, ListItem, ListOptions, RenameOptions, Result,
+    SandboxError, SandboxFiles, TreeSummary, WriteMode, WriteOptions,
 };
 
 /// How long a worker may say nothing.
@@ -147,6 +147,7 @@ impl Talk {
             FaultKind::Archive => FileFault::InvalidArchive,
             FaultKind::TooMany => FileFault::TooMany,
             FaultKind::Busy => FileFault::Busy,
+            FaultKind::User => FileFault::NoUser,
         };
         let detail = match (&fault.detail[..], fault.written) {
             (b"", 0) => String::new(),
@@ -282,7 +283,16 @@ fn entry(entry: wire::Entry) -> Option<FileEntry> {
             None => None,
         },
         resolved,
+        details: entry.more.map(details),
     })
+}
+
+fn details(more: wire::More) -> FileDetails {
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    let attributes = more.attributes.into_iter();
+    // Names that are no text are nobody's who could ask for them by it.
+    let named = attributes.filter_map(|(name, value)| Some((String::from_utf8(name).ok()?, value)));
+    FileDetails { owner: text(more.owner), group: text(more.group), attributes: named.collect() }
 }
 
 /// Tells whether a path stays beneath what it is relative to.
@@ -304,7 +314,11 @@ fn change(change: wire::Change) -> Option<FileChange> {
         ChangeKind::Lost => FileChangeKind::Lost,
     };
     let path = path_from(change.path).filter(|path| is_below(path))?;
-    Some(FileChange { kind, path, directory: change.directory })
+    let entry = match change.entry {
+        Some(told) => Some(Box::new(entry(told)?)),
+        None => None,
+    };
+    Some(FileChange { kind, path, directory: change.directory, entry })
 }
 
 fn bytes(path: &Path) -> Vec<u8> {
@@ -323,6 +337,79 @@ fn new_pipe() -> Result<(OwnedFd, OwnedFd)> {
     // A user has room for so many; less is only slower.
     let _ = rustix::pipe::fcntl_setpipe_size(&writer, CHUNK);
     Ok((reader, writer))
+}
+
+/// A directory that is watched by a worker.
+#[derive(Debug)]
+struct Watch {
+    talk: Talk,
+    waiting: VecDeque<FileChange>,
+    is_over: bool,
+}
+
+impl Watch {
+    async fn open(sandbox: &LinuxSandbox, path: &Path, recursive: bool) -> Result<Self> {
+        let request = FileRequest::Watch { path: bytes(path), recursive };
+        let talk = Talk::begin(sandbox, "watch", path, request, None).await?;
+        talk.ready().await?;
+        Ok(Self { talk, waiting: VecDeque::new(), is_over: false })
+    }
+
+    /// Takes in what the worker says; tells whether that is what was asked for.
+    fn hear(&mut self, event: FileEvent) -> Result<Heard> {
+        match event {
+            FileEvent::Changes(changes) => {
+                let changes: Option<Vec<_>> = changes.into_iter().map(change).collect();
+                self.waiting.extend(changes.ok_or_else(|| self.talk.nonsense())?);
+                Ok(Heard::More)
+            }
+            FileEvent::Ready => Ok(Heard::All),
+            FileEvent::Done(_) => {
+                self.is_over = true;
+                Ok(Heard::All)
+            }
+            FileEvent::Entries(_) | FileEvent::Failed(_) => Err(self.talk.nonsense()),
+        }
+    }
+}
+
+/// How much of what was asked for was told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Heard {
+    More,
+    All,
+}
+
+#[async_trait]
+impl FileWatch for Watch {
+    async fn next(&mut self) -> Result<Option<FileChange>> {
+        loop {
+            if let Some(change) = self.waiting.pop_front() {
+                return Ok(Some(change));
+            }
+            if self.is_over {
+                return Ok(None);
+            }
+            // Nothing may happen for as long as it likes.
+            let event = self.talk.next(Duration::MAX).await?;
+            self.hear(event)?;
+        }
+    }
+
+    async fn happened(&mut self) -> Result<Vec<FileChange>> {
+        if !self.is_over {
+            let asked = self.talk.channel.send(&FileControl::Tell, &[]);
+            // If it is gone, it has said why.
+            drop(self.talk.wait(PATIENCE, asked).await?);
+            loop {
+                let event = self.talk.next(PATIENCE).await?;
+                if self.hear(event)? == Heard::All {
+                    break;
+                }
+            }
+        }
+        Ok(self.waiting.drain(..).collect())
+    }
 }
 
 impl LinuxSandbox {
@@ -440,26 +527,29 @@ impl SandboxFiles for LinuxSandbox {
     }
 
     async fn watch(&self, path: &Path, recursive: bool) -> Result<FileStream<FileChange>> {
-        let request = FileRequest::Watch { path: bytes(path), recursive };
-        let talk = Talk::begin(self, "watch", path, request, None).await?;
-        talk.ready().await?;
-        let state = (talk, VecDeque::new());
-        Ok(Box::pin(stream::try_unfold(state, async |(talk, mut waiting)| {
-            loop {
-                if let Some(change) = waiting.pop_front() {
-                    return Ok(Some((change, (talk, waiting))));
-                }
-                // Nothing may happen for as long as it likes.
-                match talk.next(Duration::MAX).await? {
-                    FileEvent::Changes(changes) => {
-                        let changes: Option<Vec<_>> = changes.into_iter().map(change).collect();
-                        waiting.extend(changes.ok_or_else(|| talk.nonsense())?);
-                    }
-                    FileEvent::Done(_) => return Ok(None),
-                    _ => return Err(talk.nonsense()),
-                }
-            }
+        let watch = Watch::open(self, path, recursive).await?;
+        Ok(Box::pin(stream::try_unfold(watch, async |mut watch| {
+            Ok(watch.next().await?.map(|change| (change, watch)))
         })))
+    }
+
+    async fn open_watch(&self, path: &Path, recursive: bool) -> Result<Box<dyn FileWatch>> {
+        Ok(Box::new(Watch::open(self, path, recursive).await?))
+    }
+
+    async fn set_attributes(
+        &self,
+        path: &Path,
+        prefix: &str,
+        attributes: &[(String, Vec<u8>)],
+    ) -> Result<FileEntry> {
+        let named = |(name, value): &(String, Vec<u8>)| (name.clone().into_bytes(), value.clone());
+        let request = FileRequest::SetAttributes {
+            path: bytes(path),
+            prefix: prefix.as_bytes().to_vec(),
+            attributes: attributes.iter().map(named).collect(),
+        };
+        Talk::begin(self, "describe", path, request, None).await?.entry(PATIENCE).await
     }
 
     async fn import_tar(

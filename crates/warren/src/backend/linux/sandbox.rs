@@ -284,6 +284,8 @@ impl Drop for Instance {
 pub struct LinuxSandbox {
     core: Arc<Core>,
     terms: Arc<Terms>,
+    /// Whose files its files are; nobody's in particular if absent.
+    files_of: Option<Arc<str>>,
 }
 
 /// The sandbox itself.
@@ -364,13 +366,13 @@ impl LinuxSandbox {
             current: Mutex::new(terms.clone()),
             transfers: Mutex::default(),
         };
-        Self { core: Arc::new(core), terms }
+        Self { core: Arc::new(core), terms, files_of: None }
     }
 
     /// Returns a handle under the terms that hold now.
     pub(crate) fn current(&self) -> Self {
         let terms = self.core.current.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Self { core: self.core.clone(), terms }
+        Self { core: self.core.clone(), terms, files_of: None }
     }
 
     /// Returns the terms under which this pristine sandbox can be what `spec` asks for.
@@ -507,7 +509,11 @@ impl LinuxSandbox {
         }
         let (ours, theirs) = Channel::pair().map_err(|error| lost("make a socket", error))?;
         let fds: Vec<_> = [theirs.as_fd()].into_iter().chain(data).collect();
-        let sent = self.control().send(&Request::Files(request), &fds).await;
+        let request = match &self.files_of {
+            None => Request::Files(request),
+            Some(user) => Request::FilesAs { user: user.as_bytes().to_vec(), request },
+        };
+        let sent = self.control().send(&request, &fds).await;
         sent.map_err(|error| self.explain(lost("reach init", error)))?;
         Ok((ours, self.transfers().clone()))
     }
@@ -747,7 +753,7 @@ impl Sandbox for LinuxSandbox {
         }
         let terms = Arc::new(terms);
         *self.core.current.lock().unwrap_or_else(PoisonError::into_inner) = terms.clone();
-        Ok(Some(Arc::new(Self { core: self.core.clone(), terms })))
+        Ok(Some(Arc::new(Self { core: self.core.clone(), terms, files_of: None })))
     }
 
     async fn connect(&self, port: u16) -> Result<PortStream> {
@@ -790,6 +796,10 @@ impl Sandbox for LinuxSandbox {
 
     fn files(&self) -> Option<&dyn SandboxFiles> {
         Some(self)
+    }
+
+    fn files_of(&self, user: &str) -> Option<Arc<dyn SandboxFiles>> {
+        Some(Arc::new(Self { files_of: Some(user.into()), ..self.clone() }))
     }
 
     fn enforcement(&self) -> Enforcement {
