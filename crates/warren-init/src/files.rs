@@ -71,7 +71,12 @@ impl Caller {
 /// Makes something that is open the caller's.
 fn give(who: Who<'_>, place: &impl AsFd) -> Result<()> {
     let Some((uid, gid)) = who.map(Caller::ids) else { return Ok(()) };
-    rustix::fs::fchown(place, uid, gid).map_err(call)
+    rustix::fs::fchown(place, uid, gid).map_err(not_given)
+}
+
+/// An id that the sandbox does not have cannot be given anything either.
+fn not_given(error: Errno) -> Fault {
+    call(if error == Errno::INVAL { Errno::PERM } else { error })
 }
 
 /// Serves one request to its end, of one of the sandbox's users if one is named.
@@ -353,7 +358,7 @@ fn halves(path: &[u8]) -> (&[u8], &[u8]) {
 /// Makes an entry of a directory the caller's.
 fn give_at(who: Who<'_>, dir: &OwnedFd, name: &[u8]) -> Result<()> {
     let Some((uid, gid)) = who.map(Caller::ids) else { return Ok(()) };
-    rustix::fs::chownat(dir, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW).map_err(call)
+    rustix::fs::chownat(dir, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW).map_err(not_given)
 }
 
 /// Makes a directory and those on the way, each where the links before it lead.

@@ -21,6 +21,7 @@ use crate::Api;
 pub struct E2b(Arc<Inner>);
 
 struct Inner {
+    #[expect(dead_code, reason = "for envd, which comes next")]
     api: Api,
     directory: Arc<dyn SandboxDirectory>,
 }

@@ -157,7 +157,7 @@ pub struct FileEntry {
     /// Where a link ends, what is there and its permissions; absent in lists, and if it ends nowhere.
     pub resolved: Option<(PathBuf, FileKind, u32)>,
     /// What one of the sandbox's users is told beside; absent otherwise.
-    pub details: Option<FileDetails>,
+    pub details: Option<Box<FileDetails>>,
 }
 
 /// What else there is to say of what is at a path, to one of the sandbox's users.

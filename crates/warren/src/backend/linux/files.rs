@@ -283,7 +283,7 @@ fn entry(entry: wire::Entry) -> Option<FileEntry> {
             None => None,
         },
         resolved,
-        details: entry.more.map(details),
+        details: entry.more.map(|more| Box::new(details(more))),
     })
 }
 
