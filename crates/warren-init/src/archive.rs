@@ -69,53 +69,101 @@ fn refused(path: &[u8], why: &'static str) -> Trouble {
     Trouble::Refused { path: path.to_vec(), why }
 }
 
-// --- Unpacking ----------------------------------------------------------------------------------
+// --- Reading ------------------------------------------------------------------------------------
 
 /// What an entry of an archive is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub enum Kind {
+    /// A regular file.
     File,
+    /// Another name of an earlier entry.
     HardLink,
+    /// A symbolic link.
     Link,
+    /// A directory.
     Directory,
+    /// A FIFO.
+    Fifo,
+    /// A character or block device.
+    Device,
 }
 
+/// One entry of an archive, as it says of itself: nothing here is checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// What it is.
+    pub kind: Kind,
+    /// Its name, which may lead anywhere.
+    pub path: Vec<u8>,
+    /// What it links to.
+    pub link: Vec<u8>,
+    /// Permissions, with the set-uid, set-gid and sticky bits.
+    pub mode: u32,
+    /// Its owner.
+    pub uid: u64,
+    /// Its group.
+    pub gid: u64,
+    /// When it was changed: seconds since 1970, and nanoseconds.
+    pub modified: (i64, u32),
+    /// How many bytes of contents follow.
+    pub size: u64,
+    /// Extended attributes: name and value.
+    pub attributes: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+/// Reads an archive entry by entry; between two of them it is a reader of the contents of the first.
 #[derive(Debug)]
-struct Header {
-    kind: Kind,
-    path: Vec<u8>,
-    link: Vec<u8>,
-    mode: u32,
-    modified: i64,
-    size: u64,
+pub struct Reader<R> {
+    input: R,
+    extended: Extended,
+    left: u64,
+    padding: u64,
 }
 
-/// Unpacks a stream beneath `target`, and reads it to its end.
-///
-/// Files and links that are in the way are replaced, never written through; directories are kept.
-/// After an error what was unpacked so far is there, but no half of a file.
-pub fn unpack(input: &mut impl Read, target: BorrowedFd<'_>) -> Result<Moved> {
-    let mut unpacker = Unpacker { target, parent: None, shut: Vec::new(), moved: Moved::default() };
-    let mut headers = Headers { input, long_path: None, long_link: None, long_size: None };
-    while let Some(header) = headers.next()? {
-        unpacker.unpack(&header, headers.input)?;
+/// What headers before an entry say of it.
+#[derive(Debug, Default)]
+struct Extended {
+    path: Option<Vec<u8>>,
+    link: Option<Vec<u8>>,
+    size: Option<u64>,
+    uid: Option<u64>,
+    gid: Option<u64>,
+    modified: Option<(i64, u32)>,
+    attributes: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+impl<R: Read> Read for Reader<R> {
+    /// Reads the contents of the entry that was returned last.
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(buffer.len());
+        if most == 0 {
+            return Ok(0);
+        }
+        let got = self.input.read(&mut buffer[..most])?;
+        if got == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.left -= got as u64;
+        Ok(got)
     }
-    // Whoever sends may still be at the padding.
-    io::copy(headers.input, &mut io::sink()).map_err(|error| call(b"", error))?;
-    unpacker.finish();
-    Ok(unpacker.moved)
 }
 
-/// Reads headers, with the names that did not fit into them.
-struct Headers<'a, R> {
-    input: &'a mut R,
-    long_path: Option<Vec<u8>>,
-    long_link: Option<Vec<u8>>,
-    long_size: Option<u64>,
-}
+impl<R: Read> Reader<R> {
+    /// Reads what `input` holds.
+    pub fn new(input: R) -> Self {
+        Self { input, extended: Extended::default(), left: 0, padding: 0 }
+    }
 
-impl<R: Read> Headers<'_, R> {
-    fn next(&mut self) -> Result<Option<Header>> {
+    /// Returns what it reads from, wherever it is by now.
+    pub fn into_inner(self) -> R {
+        self.input
+    }
+
+    /// Returns the next entry, past what was not read of the one before; `None` at the end.
+    pub fn next_entry(&mut self) -> Result<Option<Header>> {
+        let unread = self.left + self.padding;
+        (self.left, self.padding) = (0, 0);
+        skip(&mut self.input, unread)?;
         loop {
             let mut block = [0; BLOCK];
             if !self.block(&mut block)? || block.iter().all(|byte| *byte == 0) {
@@ -124,46 +172,18 @@ impl<R: Read> Headers<'_, R> {
             check_sum(&block)?;
             let size = number(&block[124..136]).ok_or_else(|| refused(b"", "its size is none"))?;
             match block[156] {
-                b'L' => self.long_path = Some(terminated(self.extended(size)?)),
-                b'K' => self.long_link = Some(terminated(self.extended(size)?)),
+                b'L' => self.extended.path = Some(terminated(self.extended(size)?)),
+                b'K' => self.extended.link = Some(terminated(self.extended(size)?)),
                 b'x' => self.pax(size)?,
                 // About all that follow: a comment, mostly.
                 b'g' => drop(self.extended(size)?),
-                kind => return self.header(&block, kind, size).map(Some),
+                kind => {
+                    let header = header(&block, kind, size, std::mem::take(&mut self.extended))?;
+                    (self.left, self.padding) = (header.size, padding(header.size));
+                    return Ok(Some(header));
+                }
             }
         }
-    }
-
-    fn header(&mut self, block: &[u8; BLOCK], kind: u8, size: u64) -> Result<Header> {
-        let mut path = terminated(block[..100].to_vec());
-        if &block[257..263] == b"ustar\0" && block[345] != 0 {
-            path = [&terminated(block[345..500].to_vec())[..], b"/", &path].concat();
-        }
-        let path = self.long_path.take().unwrap_or(path);
-        let link = self.long_link.take().unwrap_or_else(|| terminated(block[157..257].to_vec()));
-        let size = self.long_size.take().unwrap_or(size);
-        let kind = match kind {
-            // Before POSIX a directory was a file whose name ends so.
-            b'0' | 0 | b'7' if path.ends_with(b"/") => Kind::Directory,
-            b'0' | 0 | b'7' => Kind::File,
-            b'1' => Kind::HardLink,
-            b'2' => Kind::Link,
-            b'5' => Kind::Directory,
-            b'3' | b'4' => return Err(refused(&path, "it is a device")),
-            b'6' => return Err(refused(&path, "it is a FIFO")),
-            b'S' => return Err(refused(&path, "it is a sparse file")),
-            _ => return Err(refused(&path, "it is of an unknown kind")),
-        };
-        let mode = number(&block[100..108]).unwrap_or(0o644);
-        let modified = number(&block[136..148]).and_then(|at| i64::try_from(at).ok());
-        Ok(Header {
-            kind,
-            path,
-            link,
-            mode: u32::try_from(mode & 0o777).unwrap_or(0o644),
-            modified: modified.unwrap_or_default(),
-            size: if kind == Kind::File { size } else { 0 },
-        })
     }
 
     /// Reads one block; `false` if the stream ends before it.
@@ -187,8 +207,11 @@ impl<R: Read> Headers<'_, R> {
             return Err(refused(b"", "a name is too long"));
         }
         let mut bytes = vec![0; usize::try_from(size).unwrap_or_default()];
-        self.input.read_exact(&mut bytes).map_err(|error| call(b"", error))?;
-        skip(self.input, padding(size))?;
+        self.input.read_exact(&mut bytes).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => refused(b"", "it ends within a name"),
+            _ => call(b"", error),
+        })?;
+        skip(&mut self.input, padding(size))?;
         Ok(bytes)
     }
 
@@ -205,22 +228,80 @@ impl<R: Read> Headers<'_, R> {
             let record = record.strip_suffix(b"\n").ok_or_else(broken)?;
             let equals = record.iter().position(|byte| *byte == b'=').ok_or_else(broken)?;
             let (key, value) = (&record[..equals], &record[equals + 1..]);
+            let text = || std::str::from_utf8(value).map_err(|_| broken());
+            let number = || text()?.parse::<u64>().map_err(|_| broken());
             match key {
-                b"path" => self.long_path = Some(value.to_vec()),
-                b"linkpath" => self.long_link = Some(value.to_vec()),
-                b"size" => {
-                    let text = std::str::from_utf8(value).map_err(|_| broken())?;
-                    self.long_size = Some(text.parse().map_err(|_| broken())?);
-                }
+                b"path" => self.extended.path = Some(value.to_vec()),
+                b"linkpath" => self.extended.link = Some(value.to_vec()),
+                b"size" => self.extended.size = Some(number()?),
+                b"uid" => self.extended.uid = Some(number()?),
+                b"gid" => self.extended.gid = Some(number()?),
+                b"mtime" => self.extended.modified = Some(moment(text()?).ok_or_else(broken)?),
                 key if key.starts_with(b"GNU.sparse.") => {
                     return Err(refused(b"", "it is a sparse file"));
                 }
-                _ => {}
+                key => {
+                    if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
+                        self.extended.attributes.push((name.to_vec(), value.to_vec()));
+                    }
+                }
             }
             rest = &rest[length..];
         }
         Ok(())
     }
+}
+
+fn header(block: &[u8; BLOCK], kind: u8, size: u64, extended: Extended) -> Result<Header> {
+    let mut path = terminated(block[..100].to_vec());
+    if &block[257..263] == b"ustar\0" && block[345] != 0 {
+        path = [&terminated(block[345..500].to_vec())[..], b"/", &path].concat();
+    }
+    let path = extended.path.unwrap_or(path);
+    let link = extended.link.unwrap_or_else(|| terminated(block[157..257].to_vec()));
+    let size = extended.size.unwrap_or(size);
+    let kind = match kind {
+        // Before POSIX a directory was a file whose name ends so.
+        b'0' | 0 | b'7' if path.ends_with(b"/") => Kind::Directory,
+        b'0' | 0 | b'7' => Kind::File,
+        b'1' => Kind::HardLink,
+        b'2' => Kind::Link,
+        b'3' | b'4' => Kind::Device,
+        b'5' => Kind::Directory,
+        b'6' => Kind::Fifo,
+        b'S' => return Err(refused(&path, "it is a sparse file")),
+        _ => return Err(refused(&path, "it is of an unknown kind")),
+    };
+    let mode = number(&block[100..108]).unwrap_or(0o644);
+    let modified = number(&block[136..148]).and_then(|at| i64::try_from(at).ok());
+    Ok(Header {
+        kind,
+        path,
+        link,
+        mode: u32::try_from(mode & 0o7777).unwrap_or(0o644),
+        uid: extended.uid.or_else(|| number(&block[108..116])).unwrap_or_default(),
+        gid: extended.gid.or_else(|| number(&block[116..124])).unwrap_or_default(),
+        modified: extended.modified.unwrap_or((modified.unwrap_or_default(), 0)),
+        size: if kind == Kind::File { size } else { 0 },
+        attributes: extended.attributes,
+    })
+}
+
+/// Reads seconds since 1970 with a fraction, as pax writes them: "-1.25" is 1.25 s before.
+fn moment(text: &str) -> Option<(i64, u32)> {
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let seconds: i64 = whole.parse().ok()?;
+    let digits = fraction.len().min(9);
+    let nanos: u32 = match fraction.get(..digits)? {
+        "" => 0,
+        digits if digits.bytes().all(|byte| byte.is_ascii_digit()) => digits.parse().ok()?,
+        _ => return None,
+    };
+    let nanos = nanos * 10_u32.pow(u32::try_from(9 - digits).ok()?);
+    if whole.starts_with('-') && nanos > 0 {
+        return Some((seconds.checked_sub(1)?, 1_000_000_000 - nanos));
+    }
+    Some((seconds, nanos))
 }
 
 fn terminated(mut bytes: Vec<u8>) -> Vec<u8> {
@@ -270,6 +351,25 @@ fn skip(input: &mut impl Read, bytes: u64) -> Result<()> {
     }
 }
 
+// --- Unpacking ----------------------------------------------------------------------------------
+
+/// Unpacks a stream beneath `target`, and reads it to its end.
+///
+/// Files and links that are in the way are replaced, never written through; directories are kept.
+/// After an error what was unpacked so far is there, but no half of a file.
+pub fn unpack(input: &mut impl Read, target: BorrowedFd<'_>) -> Result<Moved> {
+    let mut unpacker = Unpacker { target, parent: None, shut: Vec::new(), moved: Moved::default() };
+    let mut reader = Reader::new(input);
+    while let Some(mut header) = reader.next_entry()? {
+        header.mode &= 0o777;
+        unpacker.unpack(&header, &mut reader)?;
+    }
+    // Whoever sends may still be at the padding.
+    io::copy(reader.into_inner(), &mut io::sink()).map_err(|error| call(b"", error))?;
+    unpacker.finish();
+    Ok(unpacker.moved)
+}
+
 struct Unpacker<'a> {
     target: BorrowedFd<'a>,
     /// The directory of the last entry, which is mostly that of the next.
@@ -279,11 +379,12 @@ struct Unpacker<'a> {
     moved: Moved,
 }
 
-const BENEATH: ResolveFlags =
+/// How names of an archive are resolved.
+pub const BENEATH: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
 
 /// Checks a path of an archive and returns it without what means nothing; empty for the top itself.
-fn clean(path: &[u8]) -> Result<Vec<u8>> {
+pub fn clean(path: &[u8]) -> Result<Vec<u8>> {
     if path.len() > MAX_PATH {
         return Err(refused(&path[..64], "its path is too long"));
     }
@@ -302,7 +403,8 @@ fn clean(path: &[u8]) -> Result<Vec<u8>> {
     Ok(parts.join(&b'/'))
 }
 
-fn halves(path: &[u8]) -> (&[u8], &[u8]) {
+/// Splits a clean path into its directory and its last part.
+pub fn halves(path: &[u8]) -> (&[u8], &[u8]) {
     match path.iter().rposition(|byte| *byte == b'/') {
         Some(slash) => (&path[..slash], &path[slash + 1..]),
         None => (b"", path),
@@ -328,7 +430,6 @@ impl Unpacker<'_> {
                     Trouble::Call { source, .. } => call(&path, source),
                     other => other,
                 })?;
-                skip(input, padding(header.size))?;
                 self.moved.bytes += header.size;
             }
             Kind::Link => {
@@ -336,6 +437,8 @@ impl Unpacker<'_> {
                     .map_err(|error| call(&path, error))?
             }
             Kind::HardLink => self.hard_link(&parent, name, &path, &header.link)?,
+            Kind::Device => return Err(refused(&path, "it is a device")),
+            Kind::Fifo => return Err(refused(&path, "it is a FIFO")),
         }
         self.parent = Some((dir.to_vec(), parent));
         self.moved.entries += 1;
@@ -457,7 +560,8 @@ fn write_file(parent: &OwnedFd, name: &[u8], header: &Header, input: &mut impl R
         .and_then(|()| {
             let mode = Mode::from_raw_mode(header.mode);
             rustix::fs::fchmod(&file, mode).map_err(|error| call(b"", error))?;
-            let at = Timespec { tv_sec: header.modified, tv_nsec: 0 };
+            let (tv_sec, nanos) = header.modified;
+            let at = Timespec { tv_sec, tv_nsec: nanos.into() };
             // A time that the filesystem cannot hold is no reason to give up.
             let times = Timestamps { last_access: at, last_modification: at };
             let _ = rustix::fs::futimens(&file, &times);
@@ -476,12 +580,14 @@ fn fill(file: &mut File, header: &Header, input: &mut impl Read) -> Result<()> {
     while left > 0 {
         let want = usize::try_from(left).unwrap_or(CHUNK).min(buffer.len());
         match input.read(&mut buffer[..want]) {
-            Ok(0) => return Err(refused(&header.path, "the archive ends within it")),
             Ok(got) => {
                 file.write_all(&buffer[..got]).map_err(|error| call(b"", error))?;
                 left -= got as u64;
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                return Err(refused(&header.path, "the archive ends within it"));
+            }
             Err(error) => return Err(call(b"", error)),
         }
     }

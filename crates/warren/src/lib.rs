@@ -2,12 +2,13 @@
 //!
 //! [`contract`] holds the public types and traits, all re-exported here so that `use warren::*;`
 //! is enough for an embedder; [`backend`] holds the ways of walling a sandbox off from the host;
-//! [`layers`] keeps the files that sandboxes stand on;
+//! [`layers`] keeps the files that sandboxes stand on, and [`image`] brings them from elsewhere;
 //! [`manager`] gives sandboxes to clients and takes them back; [`store`] keeps what outlives it;
 //! [`shell`] runs commands in one shell that keeps its state.
 
 pub mod backend;
 pub mod contract;
+pub mod image;
 pub mod layers;
 pub mod manager;
 pub mod profile;
