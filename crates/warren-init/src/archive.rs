@@ -154,6 +154,11 @@ impl<R: Read> Reader<R> {
         Self { input, extended: Extended::default(), left: 0, padding: 0 }
     }
 
+    /// Looks at what it reads from.
+    pub fn get_ref(&self) -> &R {
+        &self.input
+    }
+
     /// Returns what it reads from, wherever it is by now.
     pub fn into_inner(self) -> R {
         self.input

@@ -6,6 +6,7 @@
 //! | `layout.rs` | images in files: an OCI layout, as directory or archive, and what `docker save` writes |
 //! | `registry.rs` | images in a registry, over HTTP(S) |
 //! | `manifest.rs` | what an image says of itself, and which one of several fits this host |
+//! | `pull.rs` | from any of them to layers in the store |
 //! | `digest.rs` | checks of what is read, while it is read |
 //! | `unpack.rs` | a layer of an image as a directory that overlay can stand on |
 //!
@@ -13,10 +14,19 @@
 //! no link, every size is bounded, and a layer counts only once its digest is the one that was named.
 
 mod digest;
+mod layout;
+mod manifest;
+mod pull;
+mod registry;
+mod source;
 mod unpack;
 
 pub use digest::{Digest, Hashing};
-pub use unpack::{Bounds, Owners, Unpacked, unpack};
+pub use manifest::ImageConfig;
+pub use pull::{Image, Progress, import, pull};
+pub use registry::{KnownRegistry, Login, Registries};
+pub use source::{Reference, Source};
+pub use unpack::{Bounds, Onto, Owners, Unpacked, unpack};
 
 use std::io;
 

@@ -12,6 +12,8 @@
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::PathBuf;
 
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
@@ -29,6 +31,8 @@ const OLD_MARKS: &[u8] = b".wh..wh.";
 const OPAQUE_ATTRIBUTE: &str = "user.overlay.opaque";
 /// How many bytes of names may wait for the end of the stream.
 const MAX_WAITING: usize = 64 << 20;
+/// How many directories may lie in each other.
+const MAX_DEPTH: usize = 200;
 const PIECE: usize = 4096;
 const CHUNK: usize = 64 * PIECE;
 
@@ -39,6 +43,13 @@ pub struct Bounds {
     pub entries: u64,
     /// Bytes of the stream when it is decompressed.
     pub bytes: u64,
+}
+
+impl Owners {
+    /// Returns what holds for layers of whoever this process runs as.
+    pub fn of_layers() -> Self {
+        if rustix::process::geteuid().is_root() { Self::Kept } else { Self::Mine }
+    }
 }
 
 impl Default for Bounds {
@@ -74,22 +85,33 @@ pub struct Unpacked {
     pub skipped: u64,
     /// Whether it hides everything below it.
     pub hides_all: bool,
+    /// Whether it took anything from the layers below, and would be another one on others.
+    pub from_below: bool,
 }
 
-/// Unpacks a layer (tar, alone or compressed by gzip or zstd) beneath `target`, an empty directory, and
-/// reads it to its end.
-pub fn unpack(
-    input: impl Read,
-    target: BorrowedFd<'_>,
-    owners: Owners,
-    bounds: Bounds,
-) -> Result<Unpacked, ImageError> {
+/// Where a layer is unpacked to.
+#[derive(Debug)]
+pub struct Onto<'a> {
+    /// An empty directory.
+    pub target: BorrowedFd<'a>,
+    /// The layers that it will lie on, the uppermost first. A directory that the layer has something
+    /// in but says nothing of is as it is there.
+    pub below: Vec<PathBuf>,
+    /// Whose the files will be.
+    pub owners: Owners,
+    /// How much is taken.
+    pub bounds: Bounds,
+}
+
+/// Unpacks a layer (tar, alone or compressed by gzip or zstd) and reads it to its end.
+pub fn unpack(input: impl Read, onto: &Onto<'_>) -> Result<Unpacked, ImageError> {
+    let bounds = onto.bounds;
     let mut compressed = BufReader::with_capacity(CHUNK, Hashing::new(input));
     let (mut layer, diff_id) = {
         let plain: Box<dyn Read + '_> = decompressed(&mut compressed)?;
         let bounded = Bounded { input: plain, left: bounds.bytes };
         let mut reader = Reader::new(Hashing::new(bounded));
-        let mut layer = Layer::new(target, owners, bounds);
+        let mut layer = Layer::new(onto);
         layer.read(&mut reader).map_err(|error| too_large(error, bounds))?;
         let mut rest = reader.into_inner();
         let drained = io::copy(&mut rest, &mut io::sink());
@@ -108,6 +130,7 @@ pub fn unpack(
         bytes: layer.bytes,
         skipped: layer.skipped,
         hides_all: layer.hides_all,
+        from_below: layer.from_below,
     })
 }
 
@@ -173,6 +196,7 @@ enum There {
 
 struct Layer<'a> {
     target: BorrowedFd<'a>,
+    below: &'a [PathBuf],
     owners: Owners,
     bounds: Bounds,
     /// The directory of the last entry, which is mostly that of the next.
@@ -185,14 +209,16 @@ struct Layer<'a> {
     bytes: u64,
     skipped: u64,
     hides_all: bool,
+    from_below: bool,
 }
 
 impl<'a> Layer<'a> {
-    fn new(target: BorrowedFd<'a>, owners: Owners, bounds: Bounds) -> Self {
+    fn new(onto: &'a Onto<'_>) -> Self {
         Self {
-            target,
-            owners,
-            bounds,
+            target: onto.target,
+            below: &onto.below,
+            owners: onto.owners,
+            bounds: onto.bounds,
             parent: None,
             waiting: Vec::new(),
             waiting_bytes: 0,
@@ -201,10 +227,13 @@ impl<'a> Layer<'a> {
             bytes: 0,
             skipped: 0,
             hides_all: false,
+            from_below: false,
         }
     }
 
     fn read(&mut self, reader: &mut Reader<impl Read>) -> Result<(), ImageError> {
+        // A layer that says nothing of its top is the same whenever it is unpacked.
+        self.wait(Vec::new(), plain_directory())?;
         while let Some(header) = reader.next_entry()? {
             self.entries += 1;
             if self.entries > self.bounds.entries {
@@ -227,6 +256,9 @@ impl<'a> Layer<'a> {
                 Kind::Directory => self.wait(path, header),
                 _ => Err(refused(&header.path, "it has no name")),
             };
+        }
+        if path.iter().filter(|byte| **byte == b'/').count() >= MAX_DEPTH {
+            return Err(refused(&path[..64], "it is too deep a tree"));
         }
         let (dir, name) = halves(&path);
         if dir.split(|byte| *byte == b'/').any(|part| part.starts_with(WHITEOUT)) {
@@ -416,20 +448,46 @@ impl<'a> Layer<'a> {
             opened => return opened,
         }
         let mut dir = self.open(self.target, b".", path)?;
+        let mut length = 0;
         for name in path.split(|byte| *byte == b'/') {
-            match there(&dir, name, path)? {
+            length += name.len() + 1;
+            let before = there(&dir, name, path)?;
+            match before {
                 There::Directory => {}
-                There::Nothing | There::Whiteout => {
-                    self.directory(&dir, name, path)?;
-                    let mode = Mode::from_raw_mode(0o755);
-                    rustix::fs::chmodat(&dir, name, mode, AtFlags::empty())
-                        .map_err(|error| call(path, error))?;
-                }
+                There::Nothing | There::Whiteout => self.directory(&dir, name, path)?,
                 There::Other => return Err(refused(path, "a link or a file is on its way")),
             }
             dir = self.open(dir.as_fd(), name, path)?;
+            if before == There::Nothing {
+                self.inherit(&path[..length - 1])?;
+            } else if before == There::Whiteout {
+                self.wait(path[..length - 1].to_vec(), plain_directory())?;
+            }
         }
         Ok(dir)
+    }
+
+    /// Has a directory that the layer says nothing of be as it is below, or a plain one. Should the
+    /// layer say something of it after all, that comes later and holds.
+    fn inherit(&mut self, path: &[u8]) -> Result<(), ImageError> {
+        let mut header = plain_directory();
+        let name = std::ffi::OsStr::from_bytes(path);
+        let found = self.below.iter().find_map(|layer| {
+            let layer = File::open(layer).ok()?;
+            let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            let found = rustix::fs::openat2(&layer, name, flags, Mode::empty(), BENEATH).ok()?;
+            rustix::fs::fstat(&found).ok()
+        });
+        if let Some(stat) = found
+            && FileType::from_raw_mode(stat.st_mode).is_dir()
+        {
+            (header.mode, header.uid, header.gid) =
+                (stat.st_mode & 0o7777, stat.st_uid.into(), stat.st_gid.into());
+            let nanos = u32::try_from(stat.st_mtime_nsec).unwrap_or_default();
+            header.modified = (stat.st_mtime, nanos);
+            self.from_below = true;
+        }
+        self.wait(path.to_vec(), header)
     }
 
     /// Opens a directory, through no link.
@@ -529,6 +587,21 @@ impl<'a> Layer<'a> {
         }
         let _ = rustix::fs::futimens(place, &times(header));
         Ok(())
+    }
+}
+
+/// A directory of which nothing is known.
+fn plain_directory() -> Header {
+    Header {
+        kind: Kind::Directory,
+        path: Vec::new(),
+        link: Vec::new(),
+        mode: 0o755,
+        uid: 0,
+        gid: 0,
+        modified: (0, 0),
+        size: 0,
+        attributes: Vec::new(),
     }
 }
 

@@ -11,7 +11,10 @@
 //! what no record names and nobody has locked, while others work. Files are stored with the ids that
 //! they have inside; a plain user's all belong to that user.
 
+mod copy;
 mod tree;
+
+pub(crate) use copy::copy;
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File};

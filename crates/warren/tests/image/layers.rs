@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use warren::image::{Bounds, Digest, ImageError, Owners, Unpacked, unpack};
+use warren::image::{Bounds, Digest, ImageError, Onto, Owners, Unpacked, unpack};
 
 use crate::tar::{Entry, Tar, gzip, zstd};
 
@@ -42,7 +42,8 @@ impl Place {
         bounds: Bounds,
     ) -> Result<Unpacked, ImageError> {
         let dir = File::open(self.layer()).unwrap();
-        let result = unpack(bytes, dir.as_fd(), owners, bounds);
+        let result =
+            unpack(bytes, &Onto { target: dir.as_fd(), below: Vec::new(), owners, bounds });
         let beside: Vec<_> = fs::read_dir(self.outer.path()).unwrap().collect();
         assert_eq!(beside.len(), 2, "nothing is made beside the layer");
         assert_eq!(fs::read(self.outer.path().join("victim")).unwrap(), b"safe");

@@ -1,4 +1,19 @@
-//! Base roots from outside: what layers become, and what is refused.
+//! Base roots from outside: what layers become, where images come from, and what is refused.
+//!
+//! All cases run as root and, by the last test, as a plain user.
+
+#![expect(clippy::unwrap_used, reason = "a helper of a test may panic as the test may")]
+
+#[path = "../shared/plain_user.rs"]
+mod plain_user;
 
 mod layers;
+mod oci;
+mod registry;
+mod sources;
 mod tar;
+
+#[test]
+fn a_plain_user_has_the_same() {
+    plain_user::rerun(&["--skip", "a_plain_user_has_the_same", "--test-threads", "2"]);
+}
