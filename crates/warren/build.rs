@@ -466,6 +466,10 @@ struct ProfileFile {
     proc_pids_only: bool,
     tcp: bool,
     #[serde(default)]
+    several_users: bool,
+    #[serde(default)]
+    capability: Vec<Capability>,
+    #[serde(default)]
     host: Vec<Host>,
     #[serde(default)]
     proc_mask: Vec<ProcPath>,
@@ -483,6 +487,26 @@ struct Host {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
+struct Capability {
+    name: String,
+    reason: String,
+}
+
+/// What root of a sandbox may be given at all, with the bit of capabilities(7): all of it concerns the
+/// sandbox's own files, processes and ports, and none of it opens kernel code that others cannot reach.
+const CAPABILITIES: [(&str, u32); 8] = [
+    ("chown", 0),
+    ("dac_override", 1),
+    ("fowner", 3),
+    ("fsetid", 4),
+    ("kill", 5),
+    ("setgid", 6),
+    ("setuid", 7),
+    ("net_bind_service", 10),
+];
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct ProcPath {
     path: String,
     reason: String,
@@ -490,7 +514,9 @@ struct ProcPath {
 
 fn profiles(root: &Path, filters: &BTreeMap<String, SeccompFile>) -> Result<String> {
     let files = load_all::<ProfileFile>(root)?;
-    let mut source = "static PROFILES: &[Profile] = &[\n".to_owned();
+    let mut source =
+        format!("static CAPABILITIES: [(&str, u32); {}] = {CAPABILITIES:?};\n", CAPABILITIES.len());
+    source.push_str("static PROFILES: &[Profile] = &[\n");
     for (name, file) in &files {
         let ProfileFile { summary, seccomp, proc_pids_only, tcp, .. } = file;
         if !filters.contains_key(seccomp) {
@@ -515,6 +541,7 @@ fn profiles(root: &Path, filters: &BTreeMap<String, SeccompFile>) -> Result<Stri
                 }
             }
         }
+        let users = users(file).map_err(|why| format!("profiles/{name}.toml: {why}"))?;
         let mut seen = BTreeSet::new();
         let paths = masked.iter().chain(&readonly).copied().chain(host.iter().map(String::as_str));
         if let Some(twice) = paths.into_iter().find(|&path| !seen.insert(path)) {
@@ -523,13 +550,35 @@ fn profiles(root: &Path, filters: &BTreeMap<String, SeccompFile>) -> Result<Stri
         writeln!(
             source,
             "Profile {{ name: {name:?}, summary: {summary:?}, seccomp: {seccomp:?}, host: &[{}], \
-             proc_masked: &{masked:?}, proc_readonly: &{readonly:?}, proc_pids_only: {proc_pids_only}, tcp: {tcp} }},",
+             proc_masked: &{masked:?}, proc_readonly: &{readonly:?}, proc_pids_only: {proc_pids_only}, tcp: {tcp}, \
+             users: {users} }},",
             host.join(", ")
         )
         .map_err(text)?;
     }
     source.push_str("];\n");
     Ok(source)
+}
+
+/// Returns which users a profile has, as source. Nothing of it is inherited: each profile says so itself.
+fn users(file: &ProfileFile) -> Result<String> {
+    if !file.several_users {
+        return match file.capability.first() {
+            Some(Capability { name, .. }) => Err(format!("`{name}` is of no use without root")),
+            None => Ok("ProfileUsers::One".to_owned()),
+        };
+    }
+    let mut bits = 0_u64;
+    for Capability { name, reason } in &file.capability {
+        let known = CAPABILITIES.iter().find(|(known, _)| known == name);
+        let (_, bit) =
+            known.ok_or_else(|| format!("[[capability]] `{name}`: not for a sandbox"))?;
+        if reason.trim().is_empty() {
+            return Err(format!("[[capability]] `{name}`: has no reason"));
+        }
+        bits |= 1 << bit;
+    }
+    Ok(format!("ProfileUsers::Several {{ capabilities: {bits:#x} }}"))
 }
 
 /// Refuses a path that is empty, not normal or on the wrong side of the root, and a missing reason.

@@ -21,7 +21,7 @@ use warren_sys::{cred, fd, keyring, net, process};
 use crate::account::{Census, Meter};
 use crate::launcher::step;
 use crate::plan::{
-    self, Entry, EntryKind, Identity, Lifetime, Owner, Owners, Plan, TMP, UPPER, WORKLOAD_ID,
+    self, Entry, EntryKind, Identity, Lifetime, Owner, Owners, Plan, TMP, UPPER, Users, WORKLOAD_ID,
 };
 use crate::protocol::{self, Failure, Proof, Report};
 use crate::serve;
@@ -73,12 +73,12 @@ fn wait_for_go(go: &OwnedFd) -> io::Result<(Go, Vec<OwnedFd>)> {
 
 /// Returns what a part of the host may not do inside.
 pub(crate) fn bind_attributes(planned: &plan::Mount) -> Attributes {
-    Attributes { read_only: !planned.writable, no_devices: true, no_exec: false }
+    Attributes { read_only: !planned.writable, no_devices: true, ..Attributes::default() }
 }
 
 /// What a layer may not do inside.
 pub(crate) const LAYER: Attributes =
-    Attributes { read_only: true, no_devices: true, no_exec: false };
+    Attributes { read_only: true, no_devices: true, no_exec: false, set_ids: false };
 
 /// Clones a part of the host. What the caller binds may lie where a sandbox could write, so that a
 /// link on the way may be a trap; what the profile shows is the host's own, links and all.
@@ -183,7 +183,7 @@ fn build_root(plan: &Plan, trees: &[OwnedFd]) -> Result<(OwnedFd, OwnedFd), Fail
     if let Some(top) = layers[plan.root.below.len()..].last() {
         step("be like", "the last layer", be_like(scratch.as_fd(), UPPER, top.as_fd()))?;
     }
-    let made = new_overlay(scratch.as_fd(), lowers, UPPER, "work");
+    let made = new_overlay(scratch.as_fd(), lowers, UPPER, "work", plan.users);
     let root = step("mount the overlay on", "/", made)?;
     let place = step("open", "root", mount::target(scratch.as_fd(), "root"))?;
     step("attach", "/", mount::attach(root.as_fd(), place.as_fd()))?;
@@ -195,14 +195,14 @@ fn build_root(plan: &Plan, trees: &[OwnedFd]) -> Result<(OwnedFd, OwnedFd), Fail
         attach_at(root_fd, "/tmp", &tmp)?;
     }
     for (index, (planned, tree)) in plan.overlays.iter().zip(shown).enumerate() {
-        let overlay = writable_view(&mut stack, index, planned, tree, layers)?;
+        let overlay = writable_view(plan, &mut stack, index, tree, layers)?;
         attach_at(root_fd, &planned.target, &overlay)?;
     }
     for (planned, tree) in plan.mounts.iter().zip(mounts) {
         attach_at(root_fd, &planned.target, tree)?;
     }
     mount_dev(plan, root_fd, scratch.as_fd(), &devices)?;
-    mount_proc(&plan.proc, root_fd, scratch.as_fd())?;
+    mount_proc(plan, root_fd, scratch.as_fd())?;
     Ok((root, scratch))
 }
 
@@ -230,14 +230,18 @@ impl Stack<'_> {
 
 /// Mounts an overlay of a part of the host and of what the layers of the root have there.
 fn writable_view(
+    plan: &Plan,
     stack: &mut Stack<'_>,
     index: usize,
-    planned: &plan::Overlay,
     tree: &OwnedFd,
     layers: &[OwnedFd],
 ) -> Result<OwnedFd, Failure> {
-    let scratch = stack.scratch;
+    let (scratch, planned) = (stack.scratch, &plan.overlays[index]);
     let mut lowers = vec![step("attach", &planned.source, stack.push(tree.as_fd()))?];
+    let below = format!("{}/", planned.target);
+    if plan.skeleton.iter().any(|entry| entry.path.starts_with(&below)) {
+        lowers.push(format!("lower{}", planned.target));
+    }
     let mut top = step("clone", &planned.source, tree.try_clone())?;
     for layer in layers {
         // Whoever wrote a layer may have put anything there; only a directory has a say.
@@ -254,7 +258,7 @@ fn writable_view(
         step("create", name, make_directory(scratch, name, mode, None))?;
     }
     step("be like", &planned.target, be_like(scratch, &upper, top.as_fd()))?;
-    let made = new_overlay(scratch, lowers.iter(), &upper, &work);
+    let made = new_overlay(scratch, lowers.iter(), &upper, &work, plan.users);
     step("mount the overlay on", &planned.target, made)
 }
 
@@ -294,6 +298,7 @@ fn new_overlay<'a>(
     lowers: impl DoubleEndedIterator<Item = &'a String>,
     upper: &str,
     work: &str,
+    users: Users,
 ) -> io::Result<OwnedFd> {
     // The layers are named relative to the working directory, so that no path is walked that was
     // not made just now.
@@ -301,7 +306,8 @@ fn new_overlay<'a>(
     // The kernel wants the highest first.
     let lowers = lowers.rev().map(String::as_str).collect::<Vec<_>>().join(":");
     let layers = [("lowerdir", lowers.as_str()), ("upperdir", upper), ("workdir", work)];
-    let attributes = Attributes { no_devices: true, ..Attributes::default() };
+    let set_ids = matches!(users, Users::Several { .. });
+    let attributes = Attributes { no_devices: true, set_ids, ..Attributes::default() };
     mount::new("overlay", &layers, &["userxattr"], attributes)
 }
 
@@ -329,12 +335,31 @@ fn make_entry(lower: BorrowedFd<'_>, entry: &Entry, own: bool) -> io::Result<()>
     match &entry.kind {
         EntryKind::Directory(mode) => make_directory(lower, path, *mode, owner),
         EntryKind::Link(target) => Ok(rustix::fs::symlinkat(target.as_str(), lower, path)?),
-        EntryKind::File(contents) => {
-            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-            let file = rustix::fs::openat(lower, path, flags, Mode::from_raw_mode(0o644))?;
-            io::Write::write_all(&mut std::fs::File::from(file), contents)
+        EntryKind::File(contents) => make_file(lower, path, contents, 0o644),
+        EntryKind::OwnProgram => {
+            make_file(lower, path, &own_program()?, 0o755)?;
+            let mode = Mode::from_raw_mode(0o4755);
+            Ok(rustix::fs::chmodat(lower, path, mode, AtFlags::empty())?)
         }
     }
+}
+
+/// Returns the program that this code is in, or has embedded.
+#[cfg(not(warren_init_image))]
+fn own_program() -> io::Result<std::borrow::Cow<'static, [u8]>> {
+    Ok(crate::IMAGE.into())
+}
+
+/// Returns this program. It runs from a sealed memory file: what is read is what was embedded.
+#[cfg(warren_init_image)]
+fn own_program() -> io::Result<std::borrow::Cow<'static, [u8]>> {
+    std::fs::read("/proc/self/exe").map(Into::into)
+}
+
+fn make_file(parent: BorrowedFd<'_>, path: &str, contents: &[u8], mode: u32) -> io::Result<()> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(parent, path, flags, Mode::from_raw_mode(mode))?;
+    io::Write::write_all(&mut std::fs::File::from(file), contents)
 }
 
 fn make_directory(
@@ -358,7 +383,7 @@ fn clone_devices(plan: &Plan) -> Result<Vec<OwnedFd>, Failure> {
         let path = format!("/dev/{name}");
         let tree = step("open", &path, mount::clone_tree(Path::new(&path)))?;
         // Read-only still lets a device be written; it keeps its mode and owner as they are.
-        let attributes = Attributes { read_only: true, no_devices: false, no_exec: true };
+        let attributes = Attributes { read_only: true, no_exec: true, ..Attributes::default() };
         step("restrict", &path, mount::restrict(tree.as_fd(), attributes, None))?;
         Ok(tree)
     };
@@ -382,20 +407,22 @@ fn mount_dev(
     attach_at(root, "/dev/pts", &terminals)
 }
 
-fn mount_proc(
-    planned: &plan::Proc,
-    root: BorrowedFd<'_>,
-    scratch: BorrowedFd<'_>,
-) -> Result<(), Failure> {
-    let attributes = Attributes { no_devices: true, no_exec: true, read_only: false };
-    // Invisible: init, which nobody may trace, is not even listed.
-    let mut options = vec![("hidepid", "invisible")];
+fn mount_proc(plan: &Plan, root: BorrowedFd<'_>, scratch: BorrowedFd<'_>) -> Result<(), Failure> {
+    let planned = &plan.proc;
+    let attributes = Attributes { no_devices: true, no_exec: true, ..Attributes::default() };
+    let mut options = match plan.users {
+        // Invisible: init, which nobody may trace, is not even listed.
+        Users::One => vec![("hidepid", "invisible")],
+        // Root sees what its users run, though it may trace nobody.
+        Users::Several { .. } => Vec::new(),
+    };
     if planned.pids_only {
         options.push(("subset", "pid"));
     }
     let proc = step("mount", "/proc", mount::new("proc", &options, &[], attributes))?;
     attach_at(root, "/proc", &proc)?;
-    let read_only = Attributes { read_only: true, no_devices: true, no_exec: true };
+    let read_only =
+        Attributes { read_only: true, no_devices: true, no_exec: true, ..Attributes::default() };
     for name in &planned.read_only {
         if mount::exists_at(proc.as_fd(), name) {
             let path = format!("/proc/{name}");
@@ -424,12 +451,48 @@ fn mount_proc(
         };
         step("mount", &path, mount::attach(mask.as_fd(), target.as_fd()))?;
     }
-    Ok(())
+    match plan.users {
+        Users::One => Ok(()),
+        Users::Several { .. } => mount_boot_id(root, scratch),
+    }
+}
+
+/// Gives the sandbox a boot id of its own: it was started now, whenever the host was.
+fn mount_boot_id(root: BorrowedFd<'_>, scratch: BorrowedFd<'_>) -> Result<(), Failure> {
+    const PLACE: &str = "/proc/sys/kernel/random/boot_id";
+    if !mount::exists_at(root, &PLACE[1..]) {
+        return Ok(());
+    }
+    step("create", "boot_id", make_file(scratch, "boot_id", &new_boot_id(), 0o444))?;
+    let tree = step("clone", "boot_id", mount::clone_at(scratch, "boot_id"))?;
+    let read_only =
+        Attributes { read_only: true, no_devices: true, no_exec: true, ..Attributes::default() };
+    step("restrict", PLACE, mount::restrict(tree.as_fd(), read_only, None))?;
+    attach_at(root, PLACE, &tree)
+}
+
+/// Returns a random UUID as the kernel writes it.
+fn new_boot_id() -> Vec<u8> {
+    let mut bytes = [0; 16];
+    // Up to 256 bytes come at once or not at all (getrandom(2)).
+    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    bytes[6] = bytes[6] & 0x0f | 0x40;
+    bytes[8] = bytes[8] & 0x3f | 0x80;
+    let mut text = String::new();
+    for (index, byte) in bytes.iter().enumerate() {
+        if matches!(index, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text += &format!("{byte:02x}");
+    }
+    text.push('\n');
+    text.into_bytes()
 }
 
 /// Mounts a view of `/proc` for init alone, in which no process can hide from it.
 fn new_census() -> io::Result<Census> {
-    let attributes = Attributes { read_only: true, no_devices: true, no_exec: true };
+    let attributes =
+        Attributes { read_only: true, no_devices: true, no_exec: true, ..Attributes::default() };
     Ok(Census::of(mount::new("proc", &[("subset", "pid")], &[], attributes)?))
 }
 
@@ -466,14 +529,25 @@ fn lock_down(plan: &Plan, work: Option<&OwnedFd>, census: &Census) -> Result<(),
         step("limit", "memory", process::limit(Resource::Data, bytes))?;
     }
     step("create a session keyring", "", keyring::new_session())?;
-    step("empty the bounding set", "", cred::forbid_capabilities())?;
-    if plan.identity == Identity::Range {
-        let id = plan.identity.init_id();
-        step("become", "the user of init", cred::become_split(id, WORKLOAD_ID))?;
+    let id = plan.identity.init_id();
+    match plan.users {
+        Users::One => {
+            step("empty the bounding set", "", cred::forbid_capabilities())?;
+            if plan.identity == Identity::Range {
+                step("become", "the user of init", cred::become_split(id, WORKLOAD_ID))?;
+            }
+            step("drop the capabilities", "", cred::drop_capabilities())?;
+            let forbidden = rustix::thread::set_no_new_privs(true);
+            step("forbid new privileges", "", forbidden.map_err(io::Error::from))?;
+        }
+        // Programs may set their user here, so `no_new_privs` cannot be. The bounding set is what is
+        // left of the way up, and the walls below are put up by right instead of by renouncement.
+        Users::Several { capabilities } => {
+            step("bound the capabilities", "", cred::bound_capabilities(capabilities))?;
+            let kept = cred::become_split_keeping(id, WORKLOAD_ID, capabilities);
+            step("become", "the user of init", kept)?;
+        }
     }
-    step("drop the capabilities", "", cred::drop_capabilities())?;
-    let forbidden = rustix::thread::set_no_new_privs(true);
-    step("forbid new privileges", "", forbidden.map_err(io::Error::from))?;
     let sealed = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
     step("seal", "init", sealed.map_err(io::Error::from))?;
     if plan.lifetime == Lifetime::Attached {
@@ -483,7 +557,11 @@ fn lock_down(plan: &Plan, work: Option<&OwnedFd>, census: &Census) -> Result<(),
     }
     step("restrict by Landlock", "", restrict(&plan.landlock, work, census))?;
     let program: Vec<_> = plan.filter.init.iter().copied().map(Instruction::from_bits).collect();
-    step("install the seccomp filter", "", seccomp::install(&program))
+    step("install the seccomp filter", "", seccomp::install(&program))?;
+    match plan.users {
+        Users::One => Ok(()),
+        Users::Several { .. } => step("rest", "the capabilities", cred::rest_capabilities()),
+    }
 }
 
 /// Lowers a limit to `value` if it is higher.
@@ -538,7 +616,11 @@ fn prove(plan: &Plan, outside: &OwnedFd) -> Result<(), Failure> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = rustix::fs::openat(outside, c".", flags, Mode::empty());
     holds("Landlock", opened.err() == Some(Errno::ACCESS))?;
-    holds("the dropped capabilities", cred::holds_nothing().unwrap_or(false))?;
+    let bounded = match plan.users {
+        Users::One => cred::holds_nothing(),
+        Users::Several { capabilities } => cred::holds_at_most(capabilities),
+    };
+    holds("the dropped capabilities", bounded.unwrap_or(false))?;
     // No right is needed for this call, so that only the filter can be what refuses it.
     let refused = keyring::ask().err().and_then(|error| error.raw_os_error());
     holds("the seccomp filter", refused == Some(Errno::PERM.raw_os_error()))

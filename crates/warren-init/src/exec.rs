@@ -16,7 +16,7 @@ use warren_sys::seccomp::{self, Instruction};
 use warren_sys::{cred, fd};
 
 use crate::account::{Leaf, Work};
-use crate::plan::WORKLOAD_ID;
+use crate::plan::{Users, WORKLOAD_ID};
 use crate::protocol::{Exec, Stage};
 use crate::users::User;
 
@@ -43,6 +43,7 @@ pub(crate) struct Starter {
     pub(crate) proof: SingleThreaded,
     pub(crate) filters: Vec<Vec<Instruction>>,
     pub(crate) nice: i32,
+    pub(crate) users: Users,
 }
 
 impl Starter {
@@ -88,7 +89,7 @@ impl Starter {
             Ok(user) => user,
             Err(error) => return (Stage::User, errno(&error)),
         };
-        if let Err(error) = become_workload(user.as_ref()) {
+        if let Err(error) = self.become_user(user.as_ref()) {
             return (Stage::User, errno(&error));
         }
         let workdir = match (&user, &exec.user) {
@@ -104,9 +105,35 @@ impl Starter {
         (Stage::Program, errno(&execute(exec, user.as_ref())))
     }
 
-    /// Takes away from a command what only init may call.
+    /// Takes away from a command what only init may call, and then every capability. One of root's
+    /// has those of the bounding set again once it is executed.
     pub(crate) fn install_filters(&self) -> io::Result<()> {
-        self.filters.iter().try_for_each(|filter| seccomp::install(filter))
+        self.filters.iter().try_for_each(|filter| seccomp::install(filter))?;
+        match self.users {
+            Users::One => Ok(()),
+            Users::Several { .. } => cred::drop_capabilities(),
+        }
+    }
+
+    /// Becomes whoever runs the command: the commands' user, if nobody is named. Where there are
+    /// several users, it keeps what init holds until the filters are installed.
+    pub(crate) fn become_user(&self, user: Option<&User>) -> io::Result<()> {
+        match (self.users, user) {
+            (Users::One, None) => cred::become_only(WORKLOAD_ID),
+            (Users::One, Some(user)) if (user.uid, user.gid) == (WORKLOAD_ID, WORKLOAD_ID) => {
+                cred::become_only(WORKLOAD_ID)
+            }
+            // Init has no rights that it could give to anybody.
+            (Users::One, Some(_)) => Err(Errno::PERM.into()),
+            (Users::Several { .. }, None) => {
+                cred::use_capabilities()?;
+                cred::become_user(WORKLOAD_ID, WORKLOAD_ID, &[])
+            }
+            (Users::Several { .. }, Some(user)) => {
+                cred::use_capabilities()?;
+                cred::become_user(user.uid, user.gid, &user.groups)
+            }
+        }
     }
 
     fn prepare(&self, exec: &Exec, ends: &Ends, report: &OwnedFd, mark: u64) -> io::Result<()> {
@@ -144,18 +171,6 @@ impl Starter {
 /// Finds one of the sandbox's users.
 fn find(name: &[u8]) -> io::Result<User> {
     User::find(name)?.ok_or_else(|| Errno::NOENT.into())
-}
-
-/// Becomes whoever runs the command: the commands' user, if nobody is named.
-fn become_workload(user: Option<&User>) -> io::Result<()> {
-    match user {
-        None => cred::become_only(WORKLOAD_ID),
-        Some(user) if (user.uid, user.gid) == (WORKLOAD_ID, WORKLOAD_ID) => {
-            cred::become_only(WORKLOAD_ID)
-        }
-        // Init has no rights that it could give to anybody.
-        Some(_) => Err(Errno::PERM.into()),
-    }
 }
 
 /// Enters `workdir` without passing through a link of `/proc`.

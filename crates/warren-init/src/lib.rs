@@ -18,6 +18,7 @@ mod port;
 mod probe;
 pub mod protocol;
 mod serve;
+pub mod sudo;
 mod users;
 mod watch;
 mod worker;

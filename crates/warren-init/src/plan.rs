@@ -20,6 +20,8 @@ pub struct Plan {
     pub hostname: String,
     /// Which ids the sandbox has.
     pub identity: Identity,
+    /// Which of them commands may have.
+    pub users: Users,
     /// What becomes of it when the one who asked for it is gone.
     pub lifetime: Lifetime,
     /// The one bounded filesystem that holds everything it writes.
@@ -68,6 +70,19 @@ impl Identity {
             Self::Single { .. } => WORKLOAD_ID,
         }
     }
+}
+
+/// Which users commands may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Users {
+    /// [`WORKLOAD_ID`] for good: nothing it executes is anybody else.
+    One,
+    /// Any but init's. Set-user-id programs of the sandbox's own root are what they say, and its root,
+    /// which is nobody on the host, has these capabilities in the sandbox's own user namespace.
+    Several {
+        /// By the bits of capabilities(7).
+        capabilities: u64,
+    },
 }
 
 /// What becomes of a sandbox when the one who asked for it is gone.
@@ -145,6 +160,8 @@ pub enum EntryKind {
     File(Vec<u8>),
     /// A symbolic link to this.
     Link(String),
+    /// This very program, set-user-id; it goes by the name that it is called by.
+    OwnProgram,
 }
 
 /// Whose an entry is.

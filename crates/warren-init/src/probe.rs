@@ -6,10 +6,9 @@ use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Ipv4Addr, SocketAddrV4, SocketFlags, SocketType};
 use warren_sys::process::{self, Fork, Namespaces};
-use warren_sys::{cred, fd, keyring};
+use warren_sys::{fd, keyring};
 
 use crate::exec::Starter;
-use crate::plan::WORKLOAD_ID;
 use crate::protocol::{self, Tries, Try};
 
 /// Answers on `reply` from a process with the rights of a command. Somebody listens on `port` of the
@@ -18,7 +17,7 @@ pub(crate) fn run(starter: &Starter, reply: &OwnedFd, port: u16) {
     match process::fork(&starter.proof, Namespaces::NONE, None) {
         Ok(Fork::Child) => {
             let ready = fd::close_all_except(&[reply]).is_ok()
-                && cred::become_only(WORKLOAD_ID).is_ok()
+                && starter.become_user(None).is_ok()
                 && starter.install_filters().is_ok();
             if ready {
                 let _ = protocol::send(reply, &Tries(tries(port)), &[]);

@@ -130,7 +130,7 @@ pub(crate) fn serve(
     let Inherited { work, listener, lock: _lock } = inherited;
     let mut init = Init {
         plan,
-        starter: Starter { proof, filters, nice: plan.bounds.nice },
+        starter: Starter { proof, filters, nice: plan.bounds.nice, users: plan.users },
         meter,
         census,
         work: work.map(|group| Work { group, owner, on_parents_death, next: 1 }),
@@ -280,11 +280,11 @@ impl Init<'_> {
             }
             Request::Files(request) => {
                 let suspended = self.suspended.is_some();
-                self.workers.start(&self.starter.proof, &request, None, reply, fds, suspended);
+                self.workers.start(&self.starter, &request, None, reply, fds, suspended);
             }
             Request::FilesAs { user, request } => {
                 let (suspended, user) = (self.suspended.is_some(), Some(&user[..]));
-                self.workers.start(&self.starter.proof, &request, user, reply, fds, suspended);
+                self.workers.start(&self.starter, &request, user, reply, fds, suspended);
             }
         }
         Asked::More

@@ -7,6 +7,9 @@ use std::fs::File;
 use std::io::{self, Read as _};
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+use crate::plan::INIT_ID;
 
 const PASSWD: &str = "/etc/passwd";
 const GROUP: &str = "/etc/group";
@@ -27,6 +30,7 @@ pub(crate) struct User {
     /// Its groups, its own among them.
     pub(crate) groups: Vec<u32>,
     pub(crate) home: Vec<u8>,
+    pub(crate) shell: Vec<u8>,
 }
 
 /// What users and groups are called.
@@ -37,9 +41,10 @@ pub(crate) struct Names {
 }
 
 impl User {
-    /// Finds a user by its name.
+    /// Finds a user by its name. Init's own ids are nobody's, whoever was given them.
     pub(crate) fn find(name: &[u8]) -> io::Result<Option<Self>> {
-        Ok(find_in(&read(PASSWD)?, &read(GROUP)?, name))
+        let found = find_in(&read(PASSWD)?, &read(GROUP)?, name);
+        Ok(found.filter(|user| user.uid != INIT_ID && !user.groups.contains(&INIT_ID)))
     }
 
     /// Makes a path of one that may be relative to the home, or begin with `~`; `None` if it is
@@ -99,7 +104,12 @@ fn name_in(names: &[(u32, Vec<u8>)], id: u32) -> Vec<u8> {
 
 fn read(path: &str) -> io::Result<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let file = rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS)?;
+    let resolve = ResolveFlags::NO_MAGICLINKS;
+    let file = match rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve) {
+        // Not a call for commands, as `sudo` is one; to them their own links are no danger.
+        Err(Errno::NOSYS) => rustix::fs::open(path, flags, Mode::empty()),
+        other => other,
+    }?;
     if !FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode).is_file() {
         return Err(io::ErrorKind::InvalidData.into());
     }
@@ -133,7 +143,8 @@ fn find_in(passwd: &[u8], groups: &[u8], name: &[u8]) -> Option<User> {
     let mut all = vec![gid];
     all.extend(more.filter(|more| *more != gid).take(MAX_GROUPS - 1));
     let home = if fine { home.to_vec() } else { b"/".to_vec() };
-    Some(User { name: name.to_vec(), uid, gid, groups: all, home })
+    let shell = found.get(6).copied().unwrap_or_default().to_vec();
+    Some(User { name: name.to_vec(), uid, gid, groups: all, home, shell })
 }
 
 #[cfg(test)]

@@ -7,13 +7,17 @@ use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 use rustix::process::Pid;
-use warren_sys::process::{self, Fork, Namespaces, SingleThreaded};
+use warren_sys::process::{self, Fork, Namespaces};
 use warren_sys::{cred, fd};
 
+use crate::exec::Starter;
 use crate::files;
+use crate::plan::Users;
 use crate::protocol;
 use crate::protocol::files::{Fault, FaultKind, FileEvent, FileRequest};
+use crate::users::User;
 
 /// How many may work at once.
 const MAX_WORKERS: usize = 32;
@@ -26,7 +30,7 @@ impl Workers {
     /// Starts one for a request, of one of the sandbox's users if one is named, or says why not.
     pub(crate) fn start(
         &mut self,
-        proof: &SingleThreaded,
+        starter: &Starter,
         request: &FileRequest,
         user: Option<&[u8]>,
         channel: OwnedFd,
@@ -43,13 +47,13 @@ impl Workers {
         if self.0.len() >= MAX_WORKERS {
             return refuse(FaultKind::Busy, 0);
         }
-        match process::fork(proof, Namespaces::NONE, None) {
+        match process::fork(&starter.proof, Namespaces::NONE, None) {
             Ok(Fork::Parent { child, .. }) => {
                 self.0.insert(child);
             }
             Ok(Fork::Child) => {
                 let data = (!fds.is_empty()).then(|| fds.remove(0));
-                if prepare(&channel, data.as_ref()).is_ok() {
+                if prepare(&channel, data.as_ref()).is_ok() && identify(starter, user).is_ok() {
                     files::serve(request, user, &channel, data);
                 }
                 process::exit_now(0)
@@ -73,10 +77,25 @@ fn prepare(channel: &OwnedFd, data: Option<&OwnedFd>) -> std::io::Result<()> {
     std::mem::forget(streams);
     rustix::process::setsid()?;
     // Signals stay as init has them: a pipe that nobody reads is an error, not the end.
-    if !cred::holds_nothing()? {
-        return Err(rustix::io::Errno::PERM.into());
-    }
     // This end is nobody else's. A worker may wait; init may not.
     let flags = rustix::fs::fcntl_getfl(channel)?;
     Ok(rustix::fs::fcntl_setfl(channel, flags - OFlags::NONBLOCK)?)
+}
+
+/// Becomes who is to do it: a command's equal or, where there are several users, one of them with the
+/// rights of the sandbox's root. Who is not found is said by whoever serves the request.
+fn identify(starter: &Starter, user: Option<&[u8]>) -> std::io::Result<()> {
+    let Users::Several { capabilities } = starter.users else {
+        return if cred::holds_nothing()? { Ok(()) } else { Err(Errno::PERM.into()) };
+    };
+    match user.map(User::find).transpose()?.flatten() {
+        Some(user) => {
+            starter.become_user(Some(&user))?;
+            cred::keep_capabilities(capabilities)
+        }
+        None => {
+            starter.become_user(None)?;
+            cred::drop_capabilities()
+        }
+    }
 }

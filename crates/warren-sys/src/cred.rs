@@ -63,11 +63,15 @@ pub fn forbid_capabilities() -> io::Result<()> {
         | CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE
         | CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE_LOCKED;
     set_capabilities_secure_bits(bits)?;
-    for capability in 0..=63 {
+    drop_from_bounding_set(|_| true)
+}
+
+fn drop_from_bounding_set(unwanted: impl Fn(u32) -> bool) -> io::Result<()> {
+    for capability in (0..=63).filter(|capability| unwanted(*capability)) {
         // SAFETY: PR_CAPBSET_DROP takes one integer. A kernel that does not know the number says
         // EINVAL: all that it knows are dropped by then.
         match crate::check(unsafe {
-            libc::prctl(libc::PR_CAPBSET_DROP, capability as libc::c_ulong, 0, 0, 0)
+            libc::prctl(libc::PR_CAPBSET_DROP, libc::c_ulong::from(capability), 0, 0, 0)
         }) {
             Ok(_) => {}
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => break,
@@ -75,6 +79,88 @@ pub fn forbid_capabilities() -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// The capability that installs a seccomp filter or a Landlock domain without `no_new_privs`.
+const SYS_ADMIN: u64 = 1 << 21;
+/// The capability that signals processes of other users.
+const KILL: u64 = 1 << 5;
+
+/// Leaves in the bounding set what `allowed` names, by the bits of capabilities(7). What is exec'd as
+/// root, or by a set-user-id program of root's, gets those: in this user namespace, and in no other.
+///
+/// Needs CAP_SETPCAP.
+pub fn bound_capabilities(allowed: u64) -> io::Result<()> {
+    set_capabilities_secure_bits(
+        CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE
+            | CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE_LOCKED,
+    )?;
+    drop_from_bounding_set(|capability| allowed & 1 << capability == 0)
+}
+
+/// Takes split ids as [`become_split`] does and keeps, permitted and in effect, what `kept` names and
+/// the right to install filters.
+pub fn become_split_keeping(real: u32, effective: u32, kept: u64) -> io::Result<()> {
+    rustix::thread::set_keep_capabilities(true)?;
+    become_split(real, effective)?;
+    rustix::thread::set_keep_capabilities(false)?;
+    hold(kept | SYS_ADMIN, kept | SYS_ADMIN)
+}
+
+/// Puts everything that is permitted into effect.
+pub fn use_capabilities() -> io::Result<()> {
+    let sets = capabilities(None)?;
+    Ok(set_capabilities(None, CapabilitySets { effective: sets.permitted, ..sets })?)
+}
+
+/// Leaves nothing in effect but the right to signal, for a process that uses the rest seldom.
+pub fn rest_capabilities() -> io::Result<()> {
+    let permitted = capabilities(None)?.permitted;
+    hold(permitted.bits(), permitted.bits() & KILL)
+}
+
+/// Holds of `kept` what it has, permitted and in effect, and nothing else.
+pub fn keep_capabilities(kept: u64) -> io::Result<()> {
+    let kept = capabilities(None)?.permitted.bits() & kept;
+    hold(kept, kept)
+}
+
+fn hold(permitted: u64, effective: u64) -> io::Result<()> {
+    let (permitted, effective) =
+        (CapabilitySet::from_bits_retain(permitted), CapabilitySet::from_bits_retain(effective));
+    let inheritable = CapabilitySet::empty();
+    Ok(set_capabilities(None, CapabilitySets { effective, permitted, inheritable })?)
+}
+
+/// Becomes one user for good, with its groups. One that was not root keeps what it holds.
+///
+/// Needs CAP_SETUID and CAP_SETGID in effect.
+pub fn become_user(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
+    let groups: Vec<Gid> = groups.iter().copied().map(Gid::from_raw).collect();
+    set_thread_groups(&groups)?;
+    let gid = Gid::from_raw(gid);
+    set_thread_res_gid(gid, gid, gid)?;
+    let uid = Uid::from_raw(uid);
+    Ok(set_thread_res_uid(uid, uid, uid)?)
+}
+
+/// Reports whether this process may hold no more than `allowed`, now and after any exec, but for the
+/// right to install filters that it has itself.
+pub fn holds_at_most(allowed: u64) -> io::Result<bool> {
+    let sets = capabilities(None)?;
+    let held = sets.permitted | sets.effective | sets.inheritable;
+    let mut bounded = true;
+    for capability in 0..=63_u32 {
+        // SAFETY: PR_CAPBSET_READ takes one integer and says 0, 1, or EINVAL beyond the last.
+        match unsafe {
+            libc::prctl(libc::PR_CAPBSET_READ, libc::c_ulong::from(capability), 0, 0, 0)
+        } {
+            1 => bounded &= allowed & 1 << capability != 0,
+            0 => {}
+            _ => break,
+        }
+    }
+    Ok(bounded && held.bits() & !(allowed | SYS_ADMIN) == 0)
 }
 
 /// Gives up every capability in every set.

@@ -24,12 +24,14 @@ pub struct Attributes {
     pub no_devices: bool,
     /// No program can be executed.
     pub no_exec: bool,
+    /// Set-user-id programs mean something: their owner, should it be one of the user namespace of
+    /// whoever executes them. Elsewhere they never gain anything; see no_new_privs.
+    pub set_ids: bool,
 }
 
 impl Attributes {
     fn bits(self) -> u64 {
-        // Set-user-id programs never gain anything in a sandbox; see no_new_privs.
-        let mut bits = libc::MOUNT_ATTR_NOSUID;
+        let mut bits = if self.set_ids { 0 } else { libc::MOUNT_ATTR_NOSUID };
         if self.read_only {
             bits |= libc::MOUNT_ATTR_RDONLY;
         }

@@ -28,6 +28,28 @@ pub struct Profile {
     pub proc_pids_only: bool,
     /// Whether Landlock lets TCP through, to be decided by the network policy.
     pub tcp: bool,
+    /// Which users commands may be.
+    pub users: ProfileUsers,
+}
+
+/// Which users the commands of a sandbox may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProfileUsers {
+    /// `user`, for good.
+    One,
+    /// `user`, root and whom they add. Root is root of the sandbox's own user namespace alone: on the
+    /// host it is an id that nobody else has.
+    Several {
+        /// What root may do, by the bits of capabilities(7).
+        capabilities: u64,
+    },
+}
+
+/// Returns the names of capabilities by their bits, as far as a profile may have them.
+#[must_use]
+pub fn capability_names(bits: u64) -> Vec<&'static str> {
+    let held = |(_, bit): &&(&str, u32)| bits & 1 << bit != 0;
+    CAPABILITIES.iter().filter(held).map(|(name, _)| *name).collect()
 }
 
 /// A file or directory of the host that a sandbox may read.
@@ -393,7 +415,7 @@ mod tests {
 
     #[test]
     fn every_profile_has_its_filter_and_says_what_it_blocks() {
-        assert_eq!(profile_names(), ["default", "permissive", "strict"]);
+        assert_eq!(profile_names(), ["default", "dev", "permissive", "strict"]);
         for name in profile_names() {
             let profile = profile(name).unwrap();
             let seccomp = seccomp(profile.seccomp).unwrap();
@@ -408,6 +430,23 @@ mod tests {
         }
         assert_eq!(profile("nope"), None);
         assert_eq!(seccomp("nope"), None);
+    }
+
+    #[test]
+    fn only_dev_has_root_and_root_has_no_way_into_the_kernel() {
+        for profile in PROFILES {
+            match profile.users {
+                ProfileUsers::One => assert_ne!(profile.name, "dev"),
+                ProfileUsers::Several { capabilities } => {
+                    assert_eq!(profile.name, "dev");
+                    // sys_module to sys_time but for none, net_admin, net_raw, ipc, mknod, mac, bpf, perf.
+                    for bit in [2, 8, 9, 11, 12, 13, 14, 15].into_iter().chain(16..64) {
+                        assert_eq!(capabilities & 1 << bit, 0, "capability {bit}");
+                    }
+                    assert_eq!(capability_names(capabilities).len(), 8);
+                }
+            }
+        }
     }
 
     #[test]

@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
 use warren_init::plan::{
-    Cgroups, Entry, EntryKind, Filter, Identity, Landlock, Lifetime, Mount, Owner, Owners, Plan,
-    Proc, Root, Scratch,
+    Cgroups, Entry, EntryKind, Filter, Identity, Landlock, Lifetime, Mount, Overlay, Owner, Owners,
+    Plan, Proc, Root, Scratch, Users,
 };
 
 use warren_sys::process;
@@ -16,7 +16,7 @@ use warren_sys::seccomp::{self, Instruction};
 use super::host::{FileKind, Privilege};
 use super::limits::Decision;
 use crate::layers::Layers;
-use crate::profile::{Profile, Seccomp};
+use crate::profile::{Profile, ProfileUsers, Seccomp};
 use crate::{Base, HostTools, LayerId, Result, SandboxError, SandboxId, SandboxSpec};
 
 /// What of `/dev` a sandbox has, beside terminals and shared memory of its own.
@@ -37,6 +37,20 @@ user:x:1000:1000:user:/home/user:/bin/sh
 nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
 ";
 const GROUP: &str = "root:x:0:\ntty:x:5:\nwarren:x:998:\nuser:x:1000:\nnogroup:x:65534:\n";
+const DEV_PASSWD: &str = "\
+root:x:0:0:root:/root:/bin/bash
+warren:x:998:998:Warren's init:/:/usr/sbin/nologin
+user:x:1000:1000:user:/home/user:/bin/bash
+nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
+";
+/// Where Warren's own `sudo` is, over whatever the host has there.
+const SUDO: &str = "/usr/bin/sudo";
+const PROFILE: &str = "\
+for file in /etc/profile.d/*.sh; do
+  if [ -r \"$file\" ]; then . \"$file\"; fi
+done
+unset file
+";
 const HOSTS: &str = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n";
 const RESOLV: &str = "# This sandbox has no network, so there is no name server.\n";
 const NSSWITCH: &str = "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nnetworks: files\n\
@@ -101,18 +115,31 @@ pub(crate) fn plan(inputs: &Inputs<'_>, host: &impl Look) -> Result<Plan> {
     let mut links = Vec::new();
     let mounts = mounts(inputs, host, &mut links)?;
     let mut skeleton = Skeleton::default();
+    let users = users(inputs)?;
+    if matches!(users, Users::Several { .. }) {
+        skeleton.furnish_for_several();
+    }
     skeleton.furnish(inputs, &links, &mounts);
     let targets = |mounts: &[(Mount, FileKind)]| {
         let writable = mounts.iter().filter(|(mount, _)| mount.writable);
         writable.map(|(mount, _)| mount.target.clone()).collect::<Vec<_>>()
     };
-    let mut writable: Vec<String> = ["/dev", "/proc"].map(str::to_owned).to_vec();
+    let mut writable: Vec<String> = match users {
+        Users::One => ["/dev", "/proc"].map(str::to_owned).to_vec(),
+        // What cannot be written is so by its mount; all else is root's.
+        Users::Several { .. } => vec!["/".to_owned()],
+    };
     writable.extend(WRITABLE.map(str::to_owned));
     writable.extend(targets(&mounts));
     let workdir = text(&inputs.spec.workdir, "workdir")?;
     if !is_below_any(&inputs.spec.workdir, mounts.iter().map(|(mount, _)| mount.target.as_str())) {
         writable.push(workdir);
     }
+    let (overlays, mounts) = match users {
+        Users::One => (Vec::new(), mounts),
+        // Root of the sandbox installs things; what it writes is its own.
+        Users::Several { .. } => overlays(mounts),
+    };
     let bits = |program: &[Instruction]| {
         program.iter().map(|instruction| instruction.to_bits()).collect::<Vec<_>>()
     };
@@ -125,6 +152,7 @@ pub(crate) fn plan(inputs: &Inputs<'_>, host: &impl Look) -> Result<Plan> {
             Privilege::Root => Identity::Range,
             Privilege::User { uid, gid } => Identity::Single { uid, gid },
         },
+        users,
         lifetime: inputs.lifetime,
         scratch: Scratch {
             // What is there from the start takes room on the same filesystem, and not from the
@@ -137,7 +165,7 @@ pub(crate) fn plan(inputs: &Inputs<'_>, host: &impl Look) -> Result<Plan> {
         },
         root: root(inputs)?,
         skeleton: skeleton.entries,
-        overlays: Vec::new(),
+        overlays,
         mounts: mounts.into_iter().map(|(mount, _)| mount).collect(),
         devices: owned(&DEVICES),
         proc: Proc {
@@ -164,6 +192,34 @@ fn root(inputs: &Inputs<'_>) -> Result<Root> {
     };
     let all = |ids: &[LayerId]| ids.iter().map(place).collect::<Result<Vec<_>>>();
     Ok(Root { below: all(&inputs.base.layers)?, above: all(&inputs.base.changes)? })
+}
+
+/// Takes the host's `/usr` out of what is mounted as it is, if it is shown.
+fn overlays(mounts: Vec<(Mount, FileKind)>) -> (Vec<Overlay>, Vec<(Mount, FileKind)>) {
+    let is_usr = |(mount, _): &(Mount, FileKind)| {
+        mount.owners == Owners::Shifted && mount.source == "/usr" && mount.target == "/usr"
+    };
+    let (usr, rest): (Vec<_>, Vec<_>) = mounts.into_iter().partition(is_usr);
+    let overlay =
+        |(mount, _): (Mount, FileKind)| Overlay { source: mount.source, target: mount.target };
+    (usr.into_iter().map(overlay).collect(), rest)
+}
+
+/// Decides which users there are. A plain user has one id to give.
+fn users(inputs: &Inputs<'_>) -> Result<Users> {
+    match (inputs.profile.users, inputs.privilege) {
+        (ProfileUsers::One, _) => Ok(Users::One),
+        (ProfileUsers::Several { capabilities }, Privilege::Root) => {
+            Ok(Users::Several { capabilities })
+        }
+        (ProfileUsers::Several { .. }, Privilege::User { .. }) => Err(SandboxError::Unsupported {
+            feature: format!("profile `{}`: users beside the caller's own", inputs.profile.name),
+            backend: super::NAME.to_owned(),
+            hint: "run the daemon as root, which gives each sandbox ids of its own, or use the \
+                   profile `default`, which has one user"
+                .to_owned(),
+        }),
+    }
 }
 
 /// Refuses what would hide from init, where it has to look for itself: memory that no process need
@@ -383,11 +439,29 @@ impl Skeleton {
         }
     }
 
+    /// Adds what a machine with users has, before the rest: the first to name a path decides.
+    fn furnish_for_several(&mut self) {
+        self.add("/root", EntryKind::Directory(0o700), Owner::System);
+        for path in ["/var/lib", "/var/cache", "/var/log", "/run/lock", "/mnt", "/srv"] {
+            self.add(path, EntryKind::Directory(0o755), Owner::System);
+        }
+        for (path, contents) in [
+            ("/etc/passwd", DEV_PASSWD),
+            ("/etc/group", GROUP),
+            ("/etc/shells", "/bin/sh\n/bin/bash\n"),
+            ("/etc/profile", PROFILE),
+        ] {
+            self.add(path, EntryKind::File(contents.as_bytes().to_vec()), Owner::System);
+        }
+        self.add(SUDO, EntryKind::OwnProgram, Owner::System);
+    }
+
     /// Returns what the contents of its files take up, in whole pages.
     fn bytes(&self) -> u64 {
         const PAGE: u64 = 4096;
         let length = |entry: &Entry| match &entry.kind {
             EntryKind::File(contents) => contents.len() as u64,
+            EntryKind::OwnProgram => warren_init::IMAGE.len() as u64,
             EntryKind::Directory(_) | EntryKind::Link(_) => 0,
         };
         self.entries.iter().map(|entry| length(entry).div_ceil(PAGE) * PAGE).sum()

@@ -33,6 +33,7 @@ use super::plan::{Inputs, WRITABLE};
 use super::port;
 use crate::backend::ExecPlan;
 use crate::layers::Held;
+use crate::profile::{self, Profile, ProfileUsers, capability_names};
 use crate::{
     Base, Command, CreateOptions, Enforcement, ExecCause, ExecContext, ExecHandle, ExecId,
     ExecOptions, ExecOutput, ExecReport, FoundExec, Layer, LogPiece, LogStream, LogWait,
@@ -312,6 +313,24 @@ struct Terms {
     enforcement: Enforcement,
 }
 
+impl Terms {
+    fn users(&self) -> ProfileUsers {
+        profile::profile(&self.spec.profile).map_or(ProfileUsers::One, |profile| profile.users)
+    }
+
+    /// Refuses a user that no sandbox with these terms can have; who there is, only init can see.
+    fn check_user(&self, user: &str) -> Result<()> {
+        match self.users() {
+            ProfileUsers::One if user != "user" => Err(SandboxError::Unsupported {
+                feature: format!("the user `{user}` in profile `{}`", self.spec.profile),
+                backend: super::NAME.to_owned(),
+                hint: "commands are `user` there; the profile `dev` has several users".to_owned(),
+            }),
+            ProfileUsers::One | ProfileUsers::Several { .. } => Ok(()),
+        }
+    }
+}
+
 /// What the sandbox is asked to be. Its lock is held while it changes, so that contradicting calls
 /// follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -551,6 +570,9 @@ impl LinuxSandbox {
             }
         };
         let plan = ExecPlan::new(&spec, cmd, ctx)?;
+        if let Some(user) = &options.user {
+            self.terms.check_user(&user.name)?;
+        }
         let state = self.running().await?;
         let started = self.start_logged(plan, &spec.limits, options, keep).await;
         drop(state);
@@ -845,6 +867,19 @@ fn kept_groups() -> &'static str {
     if others.iter().all(|group| *group == own) { "" } else { ", with its supplementary groups" }
 }
 
+/// Says what a root inside may do, if there is one.
+fn capabilities_of(profile: &Profile) -> String {
+    match profile.users {
+        ProfileUsers::One => "none in any set, no new privileges; read back".to_owned(),
+        ProfileUsers::Several { capabilities } => {
+            format!(
+                "{}, for root of its own user namespace; read back",
+                capability_names(capabilities).join(" ")
+            )
+        }
+    }
+}
+
 /// Lists what holds the sandbox, and of each layer whether init tried it before it said that it is
 /// ready. What was not tried was made by a call that may not fail.
 fn enforcement(inputs: &Inputs<'_>, instance: &Instance) -> Enforcement {
@@ -865,7 +900,7 @@ fn enforcement(inputs: &Inputs<'_>, instance: &Instance) -> Enforcement {
             "overlay on a tmpfs, old root detached; tried: the host's part is read-only".to_owned(),
         ),
         layer("identity", format!("{ids}{owners}; set")),
-        layer("capabilities", "none in any set, no new privileges; read back".to_owned()),
+        layer("capabilities", capabilities_of(inputs.profile)),
         layer("seccomp", format!("profile {}; tried", inputs.seccomp.name)),
         layer("landlock", format!("ABI {}; tried", instance.proof.landlock_abi)),
         layer("network", "own loopback only; tried: no route leads out".to_owned()),
