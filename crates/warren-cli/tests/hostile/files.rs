@@ -32,6 +32,23 @@ hostile! {
     the_host_is_not_named_inside,
 }
 
+// What is bound belongs to `user`; root inside cannot even write there, so those cases have no control.
+hostile_as_root_inside! {
+    a_sandbox_cannot_read_a_root_only_host_file,
+    a_sandbox_cannot_see_world_readable_host_files,
+    a_sandbox_cannot_change_what_it_was_given_read_only,
+    the_hosts_password_hashes_are_not_in_the_sandbox,
+    dots_do_not_lead_above_the_root,
+    chroot_does_not_lead_above_the_root,
+    the_root_and_cwd_links_of_proc_stay_inside,
+    a_file_handle_does_not_open_the_hosts_root,
+    a_directory_moved_out_of_a_bind_does_not_lead_above_it,
+    a_link_swapped_in_during_the_start_is_never_followed,
+    marks_of_the_overlay_cannot_be_forged,
+    an_archive_unpacks_inside_or_not_at_all,
+    the_host_is_not_named_inside,
+}
+
 const ABSENT: &[&str] = &["ENOENT", "EACCES", "ENOTDIR"];
 const REFUSED: &[&str] = &["ENOENT", "EACCES", "EPERM", "EROFS", "ENOTDIR"];
 

@@ -29,6 +29,8 @@ const SETTLE: Duration = Duration::from_secs(2);
 pub(crate) enum Who {
     Root,
     Nobody,
+    /// Root, and what it runs inside is root there: profile `dev`, by `sudo`.
+    RootInside,
 }
 
 /// What the suite needs of the host.
@@ -512,8 +514,19 @@ impl Place<'_> {
         words.extend(self.around.iter().cloned());
         if let Some(flags) = &self.warren {
             words.extend([self.host.path("warren").into(), "run".into()]);
-            words.extend(flags.iter().cloned());
+            if self.who == Who::RootInside {
+                // Whatever profile is asked for: only one has a root.
+                let named = flags.iter().position(|flag| flag == "--profile");
+                let (before, after) = flags.split_at(named.unwrap_or(flags.len()));
+                words.extend(before.iter().chain(after.iter().skip(2)).cloned());
+                words.extend(["--profile", "dev"].map(OsString::from));
+            } else {
+                words.extend(flags.iter().cloned());
+            }
             words.push("--".into());
+            if self.who == Who::RootInside {
+                words.extend(["/usr/bin/sudo", "-E", "--"].map(OsString::from));
+            }
         }
         words.extend(args.iter().map(|a| a.as_ref().to_owned()));
         let mut command = Command::new(&words[0]);

@@ -13,6 +13,14 @@ hostile! {
     a_call_newer_than_the_filter_is_refused,
 }
 
+hostile_as_root_inside! {
+    no_dangerous_call_passes_the_filter,
+    a_child_can_be_traced_only_where_the_profile_says_so,
+    foreign_call_conventions_are_refused,
+    only_harmless_socket_families_can_be_made,
+    a_call_newer_than_the_filter_is_refused,
+}
+
 /// Calls that no profile has a reason to allow. Without the filter none of them answers EPERM to root,
 /// so that EPERM inside is the filter's own word.
 pub(crate) const CALLS: &str = "io_uring_setup io_uring_enter io_uring_register bpf userfaultfd keyctl add_key request_key \

@@ -24,6 +24,16 @@ macro_rules! hostile {
     };
 }
 
+/// Makes of some of them a third, `as_root_inside::name`: whoever is root of a sandbox, by the profile
+/// `dev`, gets no further than anybody else.
+macro_rules! hostile_as_root_inside {
+    ($($name:ident),+ $(,)?) => {
+        mod as_root_inside {
+            $(#[test] fn $name() { crate::host::check(crate::host::Who::RootInside, super::$name); })+
+        }
+    };
+}
+
 mod descriptors;
 mod files;
 mod host;

@@ -12,6 +12,13 @@ hostile! {
     no_route_leads_out,
 }
 
+hostile_as_root_inside! {
+    loopback_of_the_host_is_not_reached,
+    sockets_of_the_host_are_not_reached,
+    service_sockets_are_absent,
+    no_route_leads_out,
+}
+
 const REFUSED: &[&str] = &[
     "ECONNREFUSED",
     "ENETUNREACH",

@@ -1,0 +1,159 @@
+//! The profile `dev`: a root of its own, `sudo`, users, and no way further.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
+
+use warren::backend::LinuxBackend;
+use warren::{
+    Command, CreateOptions, ExecContext, ExecOptions, ExecUser, FileFault, LogStream, LogWait,
+    ProgramFault, Sandbox, SandboxError, SandboxSpec, WriteOptions,
+};
+
+mod needs_root {
+    use super::*;
+
+    fn spec(profile: &str) -> SandboxSpec {
+        SandboxSpec { profile: profile.to_owned(), ..SandboxSpec::default() }
+    }
+
+    fn named(user: &str) -> ExecUser {
+        ExecUser { name: user.to_owned(), workdir: None }
+    }
+
+    /// Runs a script as a user and returns its exit code and what it wrote.
+    async fn run(sandbox: &dyn Sandbox, user: Option<&str>, script: &str) -> (i32, String, String) {
+        let command = Command::new("bash").args(["-c".to_owned(), script.to_owned()]);
+        let user = user.map(named);
+        let options = ExecOptions { user, ..ExecOptions::default() };
+        let exec = sandbox.start_exec(&command, &ExecContext::default(), &options).await.unwrap();
+        let end = exec.wait().await.unwrap();
+        let log = exec.read(0, usize::MAX, LogWait::More).await.unwrap();
+        let of = |stream| {
+            let pieces = log.pieces.iter().filter(|piece| piece.stream == stream);
+            let bytes: Vec<u8> = pieces.flat_map(|piece| piece.bytes.clone()).collect();
+            String::from_utf8(bytes).unwrap().trim().to_owned()
+        };
+        (end.exit_code, of(LogStream::Stdout), of(LogStream::Stderr))
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn commands_are_of_the_user_that_is_named() {
+        let backend = LinuxBackend::new().unwrap();
+        let sandbox = backend.create(&spec("dev"), &CreateOptions::default()).await.unwrap();
+        let who = "echo $(id -un) $(id -gn) $HOME $USER $(cd; pwd)";
+        let user = "user user /home/user user /home/user";
+        assert_eq!(run(&sandbox, None, who).await.1, user);
+        assert_eq!(run(&sandbox, Some("user"), who).await.1, user);
+        assert_eq!(run(&sandbox, Some("root"), who).await.1, "root root /root root /root");
+        // Whom root adds is there as well.
+        let add = "echo 'ann:x:1001:1001::/home/ann:/bin/bash' >>/etc/passwd; \
+                   echo 'ann:x:1001:' >>/etc/group; echo 'crew:x:50:ann' >>/etc/group";
+        assert_eq!(run(&sandbox, Some("root"), add).await.0, 0);
+        assert_eq!(run(&sandbox, Some("ann"), "id -un; id -G").await.1, "ann\n1001 50");
+
+        let refused = async |name: &str| {
+            let options = ExecOptions { user: Some(named(name)), ..ExecOptions::default() };
+            let command = Command::new("true");
+            sandbox.start_exec(&command, &ExecContext::default(), &options).await.unwrap_err()
+        };
+        // Init's own user is nobody's.
+        for name in ["nobody-here", "warren", "998", "-1"] {
+            let error = refused(name).await;
+            let fault = matches!(error, SandboxError::Program { kind: ProgramFault::User, .. });
+            assert!(fault, "{name}: {error}");
+        }
+        sandbox.destroy().await.unwrap();
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn sudo_makes_root_of_a_user_and_of_root_nobody_of_the_host() {
+        let backend = LinuxBackend::new().unwrap();
+        let sandbox = backend.create(&spec("dev"), &CreateOptions::default()).await.unwrap();
+        for (script, expected) in [
+            ("sudo id -un", "root"),
+            (
+                "sudo sh -c 'echo echo installed >/usr/bin/tool; chmod +x /usr/bin/tool'; tool",
+                "installed",
+            ),
+            ("which sudo; test -u /usr/bin/sudo && echo set-uid", "/usr/bin/sudo\nset-uid"),
+            ("sudo -u user id -un", "user"),
+            ("sudo -n -E bash -c 'echo $UID'", "0"),
+            ("sudo A=1 bash -c 'echo $A $SUDO_USER $HOME'", "1 user /root"),
+            ("sudo -i pwd", "/root"),
+            ("sudo sh -c 'echo x >/etc/made; stat -c %U /etc/made'", "root"),
+            ("sudo chown user: /etc/made && rm -f /etc/nope && stat -c %U /etc/made", "user"),
+            // The bounding set is what root has, and nothing of it is sys_admin, net_admin or ptrace.
+            ("sudo grep CapEff /proc/self/status", "CapEff:\t00000000000004fb"),
+            ("grep CapEff /proc/self/status", "CapEff:\t0000000000000000"),
+            ("sudo cat /proc/self/uid_map | wc -l", "1"),
+        ] {
+            let (code, out, err) = run(&sandbox, None, script).await;
+            assert_eq!((code, out.as_str()), (0, expected), "{script}: {err}");
+        }
+        for script in [
+            "sudo mount -t tmpfs x /mnt",
+            "sudo unshare -n true",
+            "sudo mknod /tmp/null c 1 3",
+            "sudo sh -c 'echo x >/proc/sys/kernel/core_pattern'",
+            "sudo cat /proc/1/environ",
+            "sudo chmod u+s /bin/true",
+            "cp /bin/true /tmp/t && sudo chown root /tmp/t && sudo chmod 4755 /tmp/t",
+            "sudo nice -n -5 true 2>&1 | grep -v ermission",
+            "sudo no-such-program",
+        ] {
+            let (code, out, _) = run(&sandbox, None, script).await;
+            assert_ne!(code, 0, "{script}: {out}");
+        }
+        // It goes on: nothing of the above ended init.
+        assert_eq!(run(&sandbox, None, "sudo kill -9 1; sudo kill -9 -1; echo $?").await.0, 137);
+        assert_eq!(run(&sandbox, None, "echo here").await.1, "here");
+        sandbox.destroy().await.unwrap();
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn each_sandbox_was_booted_on_its_own() {
+        let backend = LinuxBackend::new().unwrap();
+        let mut seen = vec![std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap()];
+        for _ in 0..2 {
+            let sandbox = backend.create(&spec("dev"), &CreateOptions::default()).await.unwrap();
+            let script = "cat /proc/sys/kernel/random/boot_id";
+            let (_, first, _) = run(&sandbox, None, script).await;
+            assert_eq!(first.len(), 36, "{first}");
+            sandbox.suspend().await.unwrap();
+            sandbox.resume().await.unwrap();
+            assert_eq!(run(&sandbox, Some("root"), script).await.1, first, "it is the same boot");
+            assert!(!seen.iter().any(|other| other.trim() == first), "{first}");
+            seen.push(first);
+            sandbox.destroy().await.unwrap();
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn files_are_reached_with_the_rights_of_root_and_are_the_users() {
+        let backend = LinuxBackend::new().unwrap();
+        let sandbox = backend.create(&spec("dev"), &CreateOptions::default()).await.unwrap();
+        assert_eq!(run(&sandbox, Some("root"), "mkdir -m 700 /root/d").await.0, 0);
+        let path = std::path::Path::new("/root/d/f");
+        let data =
+            || -> warren::FileSource { Box::pin(futures_util::stream::iter([Ok(b"x".to_vec())])) };
+        let own = sandbox.files().unwrap();
+        let denied = own.write(path, WriteOptions::default(), data()).await.unwrap_err();
+        let fault = matches!(denied, SandboxError::File { kind: FileFault::Denied, .. });
+        assert!(fault, "control: a command's rights do not reach there: {denied}");
+        for user in ["user", "root"] {
+            let files = sandbox.files_of(user).unwrap();
+            files.write(path, WriteOptions::default(), data()).await.unwrap();
+            let script = "stat -c '%U %G' /root/d/f; rm /root/d/f";
+            assert_eq!(run(&sandbox, Some("root"), script).await.1, format!("{user} {user}"));
+        }
+        let nobody = sandbox.files_of("nobody-here").unwrap();
+        let error = nobody.stat(path).await.unwrap_err();
+        assert!(matches!(error, SandboxError::File { kind: FileFault::NoUser, .. }), "{error}");
+        sandbox.destroy().await.unwrap();
+
+        let plain = backend.create(&spec("default"), &CreateOptions::default()).await.unwrap();
+        let options = ExecOptions { user: Some(named("root")), ..ExecOptions::default() };
+        let command = Command::new("true");
+        let refused = plain.start_exec(&command, &ExecContext::default(), &options).await;
+        assert!(matches!(refused, Err(SandboxError::Unsupported { .. })), "{refused:?}");
+        plain.destroy().await.unwrap();
+    }
+}
