@@ -45,7 +45,7 @@ mod needs_root {
         assert_eq!(run(&sandbox, Some("root"), who).await.1, "root root /root root /root");
         // Whom root adds is there as well.
         let add = "echo 'ann:x:1001:1001::/home/ann:/bin/bash' >>/etc/passwd; \
-                   echo 'ann:x:1001:' >>/etc/group; echo 'crew:x:50:ann' >>/etc/group";
+                   echo 'ann:x:1001:' >>/etc/group; echo 'crew:x:50:ann' >>/etc/group; mkdir /home/ann";
         assert_eq!(run(&sandbox, Some("root"), add).await.0, 0);
         assert_eq!(run(&sandbox, Some("ann"), "id -un; id -G").await.1, "ann\n1001 50");
 
