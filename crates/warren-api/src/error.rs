@@ -255,9 +255,7 @@ fn file_status(kind: FileFault) -> StatusCode {
         | FileFault::Other => StatusCode::UNPROCESSABLE_ENTITY,
         FileFault::Denied | FileFault::ReadOnly => StatusCode::FORBIDDEN,
         FileFault::NoSpace | FileFault::Killed => StatusCode::INSUFFICIENT_STORAGE,
-        FileFault::InvalidPath | FileFault::Interrupted | FileFault::NoUser => {
-            StatusCode::BAD_REQUEST
-        }
+        FileFault::InvalidPath | FileFault::Interrupted => StatusCode::BAD_REQUEST,
         FileFault::Busy => StatusCode::TOO_MANY_REQUESTS,
     }
 }
