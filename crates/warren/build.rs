@@ -3,6 +3,8 @@
 //!
 //! A profile with a mistake in it (an unknown call or field, a rule without a reason, a blocked call that a filter lets
 //! through) fails the build and names its file and entry. Nothing of TOML or of call names is left in the binary.
+//!
+//! Compiles the builtin that a driven bash is given (`src/shell/told.c`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -37,12 +39,27 @@ const ARCHES: [Arch; 2] = [Arch::X86_64, Arch::Aarch64];
 fn main() -> ExitCode {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../profiles");
     println!("cargo::rerun-if-changed={}", root.display());
-    match generate(&root) {
+    match generate(&root).and_then(|()| build_told()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             println!("cargo::error={}", why.trim_end().replace('\n', "; "));
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Makes a shared object of `told.c`, for any bash of the target whatever its C library.
+fn build_told() -> Result<()> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/shell/told.c");
+    println!("cargo::rerun-if-changed={}", source.display());
+    let out = Path::new(&env::var("OUT_DIR").map_err(text)?).join("told.so");
+    let compiler = cc::Build::new().opt_level(2).debug(false).try_get_compiler().map_err(text)?;
+    let mut command = compiler.to_command();
+    command.args(["-shared", "-fPIC", "-nostdlib", "-ffreestanding", "-fno-stack-protector"]);
+    command.args(["-s", "-Wl,-z,noexecstack", "-o"]);
+    match command.arg(&out).arg(&source).status() {
+        Ok(status) if status.success() => Ok(()),
+        other => Err(format!("cannot compile {}: {other:?}", source.display())),
     }
 }
 

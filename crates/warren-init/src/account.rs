@@ -209,6 +209,14 @@ impl Census {
         line.split_whitespace().nth(1)?.parse().ok()
     }
 
+    /// Returns the bytes that a process and the children it waited for read and wrote, by whatever
+    /// call; none if the kernel does not count, or the process does not let it be seen.
+    pub(crate) fn transferred(&self, pid: i32) -> (u64, u64) {
+        let text = self.read(pid, "io").unwrap_or_default();
+        let field = |key: &str| cgroup::field(&text, key).unwrap_or_default();
+        (field("rchar:"), field("wchar:"))
+    }
+
     /// Reads a file of a process as text, whatever bytes the process gave itself for a name.
     fn read(&self, pid: i32, file: &str) -> Option<String> {
         read_all(&open(self.0.as_fd(), &format!("{pid}/{file}"), OFlags::RDONLY).ok()?).ok()

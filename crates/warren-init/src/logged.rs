@@ -30,7 +30,6 @@ const FLUSH: usize = 2 * 1024 * 1024;
 pub(crate) struct Logged {
     pub(crate) name: String,
     log: Log,
-    logged: u64,
     /// Written to when the log grows.
     notice: OwnedFd,
     sinks: Vec<Sink>,
@@ -81,7 +80,6 @@ impl Logged {
         let mut logged = Self {
             name,
             log,
-            logged: 0,
             notice,
             sinks: Vec::new(),
             feed: None,
@@ -174,7 +172,7 @@ impl Logged {
             // What it said to us comes after everything that it had written by then.
             let most = if control && sink.stream != Stream::Control { FLUSH } else { CHUNK };
             let look = control || ready[index - 1];
-            !look || drain(sink, &mut self.log, &mut self.logged, &mut room, most)
+            !look || drain(sink, &mut self.log, &mut room, most)
         });
         self.tell();
         room
@@ -183,7 +181,7 @@ impl Logged {
     /// Takes in all that the command wrote, and notes how it ended.
     pub(crate) fn end(&mut self, ended: &mut Ended) {
         let mut room = Room::Left;
-        self.sinks.retain(|sink| drain(sink, &mut self.log, &mut self.logged, &mut room, FLUSH));
+        self.sinks.retain(|sink| drain(sink, &mut self.log, &mut room, FLUSH));
         if room == Room::Full {
             ended.stopped_by.get_or_insert(crate::protocol::StoppedBy::Output);
         }
@@ -208,9 +206,9 @@ impl Logged {
         let _ = write(&self.notice, &1u64.to_ne_bytes());
     }
 
-    /// Returns how much is in the log.
-    pub(crate) fn logged(&self) -> u64 {
-        self.logged
+    /// Reports whether it is told what to do, and goes on after what it was told.
+    pub(crate) fn is_driven(&self) -> bool {
+        self.feed.as_ref().is_some_and(|feed| feed.kind == FeedKind::Control)
     }
 
     /// Takes more input, as much as there is room for.
@@ -283,7 +281,7 @@ impl Logged {
 }
 
 /// Moves at most `most` bytes to the log; `false` when no more can come.
-fn drain(sink: &Sink, log: &mut Log, logged: &mut u64, room: &mut Room, most: usize) -> bool {
+fn drain(sink: &Sink, log: &mut Log, room: &mut Room, most: usize) -> bool {
     let mut buffer = [0; CHUNK];
     let mut moved = 0;
     while moved < most {
@@ -291,7 +289,6 @@ fn drain(sink: &Sink, log: &mut Log, logged: &mut u64, room: &mut Room, most: us
             Ok(0) => return false,
             Ok(length) => {
                 moved += length;
-                *logged += length as u64;
                 if log.append(sink.stream, &buffer[..length]) == Room::Full {
                     *room = Room::Full;
                 }

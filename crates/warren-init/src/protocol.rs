@@ -185,7 +185,8 @@ pub enum Input {
         more: bool,
     },
     /// Nothing. What [`ExecControl::Input`] brings it reads from its descriptor 3, and what it writes
-    /// there is in its log, after everything that it wrote before.
+    /// there is in its log, after everything that it wrote before. Descriptors that come with the
+    /// request between the socket and the log are its own from 4 on.
     Control,
 }
 
@@ -245,12 +246,26 @@ pub enum ExecEvent {
         full: bool,
     },
     /// What it has used so far.
-    Used {
-        /// Time on a CPU, in microseconds.
-        cpu_us: u64,
-        /// Bytes in its log.
-        logged: u64,
-    },
+    Used(Used),
+}
+
+/// What a command and all it started have used so far, and what became of it meanwhile.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Used {
+    /// Time on a CPU, in microseconds.
+    pub cpu_us: u64,
+    /// Bytes read by it and by what it waited for, by whatever call.
+    pub read_bytes: u64,
+    /// Bytes written in the same way.
+    pub written_bytes: u64,
+    /// How often init ended what it started because all commands together held too much memory.
+    pub memory_kills: u64,
+    /// Whether the sandbox's filesystem is full.
+    pub scratch_full: bool,
+    /// Whether the sandbox is suspended.
+    pub suspended: bool,
+    /// For how long it was, since the command was started, in microseconds.
+    pub stood_still_us: u64,
 }
 
 /// Which part of starting a command failed.

@@ -14,7 +14,7 @@ use warren_sys::process::{self, End, SingleThreaded};
 use warren_sys::seccomp::Instruction;
 use warren_sys::socket;
 
-use crate::account::{Census, Leaf, Meter, Work};
+use crate::account::{Census, Leaf, Meter, Seen, Work};
 use crate::apply::Inherited;
 use crate::exec::{self, Ends, Starter};
 use crate::launcher::{drain, is_about_one_message};
@@ -22,8 +22,8 @@ use crate::log::Room;
 use crate::logged::Logged;
 use crate::plan::{Lifetime, Plan};
 use crate::protocol::{
-    self, Done, Ended, Exec, ExecControl, ExecEvent, Request, Stage, Standing, Status, StoppedBy,
-    Streams,
+    self, Done, Ended, Exec, ExecControl, ExecEvent, Input, Request, Stage, Standing, Status,
+    StoppedBy, Streams, Used,
 };
 use crate::worker::Workers;
 use crate::{port, probe};
@@ -61,6 +61,10 @@ struct Running {
     /// CPU time of its orphans that init reaped, where no cgroup counts it.
     orphans_cpu: Duration,
     stopped_by: Option<StoppedBy>,
+    /// How often what it started was ended for its memory.
+    memory_kills: u64,
+    /// For how long it stood still with its sandbox.
+    stood_still: Duration,
     /// When it is over although its first process cannot die.
     given_up: Option<Instant>,
 }
@@ -334,6 +338,8 @@ impl Init<'_> {
             next_cpu_look: cpu_limit.map(|limit| started + limit / self.cpus),
             orphans_cpu: Duration::ZERO,
             stopped_by: None,
+            memory_kills: 0,
+            stood_still: Duration::ZERO,
             given_up: None,
         };
         if self.plan.bounds.memory.is_some() {
@@ -443,9 +449,7 @@ impl Init<'_> {
                 let _ = protocol::send(channel, &event, &[]);
             }
             ExecControl::Measure => {
-                let logged = logged.map_or(0, |logged| logged.logged());
-                let cpu = self.cpu_of(&self.running[&pid]);
-                let event = ExecEvent::Used { cpu_us: micros(cpu), logged };
+                let event = ExecEvent::Used(self.used(&self.running[&pid]));
                 if let Some(channel) = &self.running[&pid].channel {
                     let _ = protocol::send(channel, &event, &[]);
                 }
@@ -459,6 +463,22 @@ impl Init<'_> {
         let first = u64::from(pid.as_raw_nonzero().get().unsigned_abs());
         let last = self.meter.last_number().unwrap_or_default();
         (last + 1).saturating_sub(first)
+    }
+
+    /// Says what a command has used, and what became of it.
+    fn used(&self, running: &Running) -> Used {
+        let (read_bytes, written_bytes) =
+            self.census.transferred(running.pid.as_raw_nonzero().get());
+        let now = self.suspended.map_or(Duration::ZERO, |since| since.elapsed());
+        Used {
+            cpu_us: micros(self.cpu_of(running)),
+            read_bytes,
+            written_bytes,
+            memory_kills: running.memory_kills,
+            scratch_full: scratch_is_full(),
+            suspended: self.suspended.is_some(),
+            stood_still_us: micros(running.stood_still + now),
+        }
     }
 
     /// Time on a CPU of a command and all it started.
@@ -648,6 +668,7 @@ impl Init<'_> {
         self.suspended = None;
         // Time that stood still for a command does not count against it.
         for running in self.running.values_mut() {
+            running.stood_still += since.elapsed();
             for at in [&mut running.deadline, &mut running.next_cpu_look] {
                 *at = at.map(|at| at + since.elapsed());
             }
@@ -713,6 +734,21 @@ impl Init<'_> {
         }
     }
 
+    /// Ends a command for the memory that it holds. Of a shell that is told what to do only what it
+    /// started goes, as long as there is something: it need not be lost with a program.
+    fn relieve(&mut self, pid: Pid, seen: &[Seen]) {
+        let Some(running) = self.running.get_mut(&pid) else { return };
+        let is_driven = self.logs.get(&running.mark).is_some_and(Logged::is_driven);
+        let own = pid.as_raw_nonzero().get();
+        let started = |seen: &&Seen| seen.mark == running.mark && seen.pid != own;
+        if is_driven && seen.iter().any(|seen| started(&seen) && seen.resident > 0) {
+            running.memory_kills += 1;
+            self.kill_rest(pid);
+        } else {
+            self.stop(pid, StoppedBy::Memory);
+        }
+    }
+
     /// Ends the command that holds most memory when all together hold too much.
     fn look_at_memory(&mut self, now: Instant) {
         let Some(limit) = self.plan.bounds.memory else { return };
@@ -727,7 +763,7 @@ impl Init<'_> {
         };
         let largest = self.running.iter().max_by_key(|(_, running)| held(running));
         match largest.map(|(pid, running)| (*pid, held(running))) {
-            Some((pid, held)) if held > 0 => self.stop(pid, StoppedBy::Memory),
+            Some((pid, held)) if held > 0 => self.relieve(pid, &seen),
             // What holds it was left behind by commands that ended.
             _ => {
                 let _ = process::signal_all(Signal::KILL);
@@ -762,8 +798,11 @@ fn prepare_streams(exec: &Exec, mut fds: Vec<OwnedFd>) -> std::io::Result<Prepar
                 return Err(Errno::BADF.into());
             };
             let name = exec.name.clone();
-            let (logged, ends) =
+            let (logged, mut ends) =
                 Logged::new(name, log, notice, input, *terminal, *limit, *overflow)?;
+            if *input == Input::Control {
+                ends.streams.extend(fds);
+            }
             (prepared.logged, prepared.ends) = (Some(logged), ends);
         }
     }

@@ -20,13 +20,28 @@
 //!   stderr as `[1] 123`, leaves an empty line there at an interrupt, and may complain that it has no
 //!   terminal (`tcsetattr`) when a signal ends a program. The few steps around a command are seen by
 //!   `set -x` and a DEBUG trap.
-//! - Fooling it about how a command ended is possible for that command, and harms nobody else: the
-//!   sandbox is one trust domain. What comes from it is parsed strictly and bounded.
+//!
+//! How a command ended ([`ShellOutput::cause`]) is told by whoever knows:
+//!
+//! - The kernel counts what it refused to the sandbox. A command that failed, and during which the
+//!   count of memory kills or of refused processes rose, or after which nothing more can be written, met
+//!   that limit, as an exec of its own would have. (Without control groups init itself ends what the
+//!   shell started when there is too much memory, and counts that.)
+//! - That a signal ended the program that made the command fail, and which, is what bash got from the
+//!   kernel when it waited for it: `exit 137` is [`ExecCause::Exited`], and a program that was killed is
+//!   [`ExecCause::Signalled`]. A subshell (`(...)`, a function in a pipeline) that waited for such a program
+//!   exits by itself, with 128 and the signal. Another shell than bash tells a status alone.
+//! - What was done to it (time, output, an interrupt) is known to the one who did it.
+//!
+//! Fooling all this about how a command ended is possible for that command, and harms nobody else: the
+//! sandbox is one trust domain. What comes from it is parsed strictly and bounded.
 
 mod script;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::path::PathBuf;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -38,9 +53,9 @@ use uuid::Uuid;
 
 use self::script::{Ear, Word};
 use crate::{
-    Command, ExecCause, ExecContext, ExecEnd, ExecHandle, ExecId, ExecInput, ExecOptions,
-    FoundExec, LogOverflow, LogPiece, LogStream, LogWait, ResourceLimits, Result, Sandbox,
-    SandboxError, SandboxId, TimeLimits,
+    Command, ExecCause, ExecContext, ExecEnd, ExecHandle, ExecId, ExecInput, ExecMeasure,
+    ExecOptions, FileSource, FoundExec, LogOverflow, LogPiece, LogStream, LogWait, ResourceLimits,
+    Result, Sandbox, SandboxError, SandboxId, TimeLimits, WriteOptions,
 };
 
 /// What the exec of a shell is called before the shell's own name.
@@ -49,6 +64,8 @@ const PREFIX: &str = "shell-";
 const MAX_COMMAND: usize = 1 << 20;
 /// How much output of one command is kept where neither caller nor sandbox says.
 const MAX_OUTPUT: u64 = 10 << 20;
+/// How much of its input travels at once.
+const CHUNK: usize = 256 << 10;
 /// How much of the log is read at once.
 const READ: usize = 256 << 10;
 /// How long a shell may take to answer when nothing runs in it.
@@ -57,6 +74,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const SHORT: Duration = Duration::from_millis(200);
 /// How often a look is taken at the CPU time of a command.
 const CPU_LOOK: Duration = Duration::from_millis(500);
+/// How often a look is taken at a command whose sandbox is suspended.
+const STILL_LOOK: Duration = Duration::from_millis(250);
 /// How often everything that a shell started is ended before the shell is.
 const STEPS: u32 = 5;
 const SIGINT: i32 = 2;
@@ -95,6 +114,8 @@ pub struct ShellCommand {
     pub timeout: Option<Duration>,
     /// How much it may write. The sandbox's `max_output_bytes` holds too.
     pub max_output_bytes: Option<u64>,
+    /// What it reads; nothing if absent. It is a file in the sandbox's `/tmp` for so long.
+    pub stdin: Option<Vec<u8>>,
 }
 
 impl ShellCommand {
@@ -131,11 +152,10 @@ impl ShellCommand {
 /// What a command in a shell gave, and how it ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShellOutput {
-    /// Its exit code, or the one that stands for how it ended.
+    /// The status that the shell gave it, or the one that stands for what was done to it.
     pub exit_code: i32,
-    /// How it ended. A shell tells only a status: a program that a signal ended shows as
-    /// [`ExecCause::Exited`] with 128 and the signal, one that the kernel killed for its memory as
-    /// 137. [`ExecCause::Signalled`] with SIGINT is a command that was [interrupted](Shell::interrupt).
+    /// How it ended; the [module](self) says who tells. [`ExecCause::Signalled`] with SIGINT is a
+    /// command that was [interrupted](Shell::interrupt).
     pub cause: ExecCause,
     /// What was written to stdout meanwhile, by it and by what earlier commands left running.
     pub stdout: Vec<u8>,
@@ -164,8 +184,6 @@ pub enum ShellState {
 }
 
 /// What was used while a command ran, by it and by what earlier commands left running.
-///
-/// Memory and storage are counted for the shell's exec as a whole, not for a command.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ShellUsage {
     /// CPU time, user and system.
@@ -174,6 +192,12 @@ pub struct ShellUsage {
     pub wall_time: Duration,
     /// What was written to stdout and stderr, kept or not.
     pub output_bytes: u64,
+    /// The most memory that the sandbox held at once; `None` where nobody counts.
+    pub peak_memory_bytes: Option<u64>,
+    /// What was read, by whatever call, by the shell and by all that it waited for.
+    pub bytes_read: u64,
+    /// What was written in the same way.
+    pub bytes_written: u64,
 }
 
 /// A shell at one moment.
@@ -197,6 +221,7 @@ pub struct ShellInfo {
 #[derive(Debug)]
 pub struct Shell {
     name: String,
+    sandbox: Arc<dyn Sandbox>,
     exec: FoundExec,
     limits: ResourceLimits,
     grace: Duration,
@@ -252,7 +277,14 @@ struct Watch {
     deadline: Option<Instant>,
     /// When the shell must have taken it.
     taken_by: Option<Instant>,
-    cpu_before: Duration,
+    /// What was used and refused before it began.
+    before: ExecMeasure,
+    /// What the sandbox held most, as far as that was looked at.
+    peak_memory: Option<u64>,
+    /// For how long it has stood still, so that its time is longer by that.
+    stood_still: Duration,
+    /// Nothing is done before, since it stands still.
+    still_until: Option<Instant>,
     cpu_limit: Option<Duration>,
     cpu_look: Option<Instant>,
     stop: Option<Stop>,
@@ -273,7 +305,8 @@ struct Watch {
 /// How waiting for a command ended.
 #[derive(Debug)]
 enum Finish {
-    Status(u8, u64),
+    /// Its status and the signal of its last program, and where its output ends.
+    Status(u8, u8, u64),
     /// The shell is gone.
     Gone(Box<ExecEnd>, u64),
     /// It took longer than was to be waited.
@@ -298,6 +331,13 @@ fn exec_id(name: &str) -> Result<ExecId> {
     Ok(id)
 }
 
+/// Returns a file that helps a bash to say which signal ended a program, if there is one.
+pub(crate) fn helper() -> io::Result<Option<OwnedFd>> {
+    const TOLD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/told.so"));
+    // One for each shell, so that no two sandboxes have an inode in common.
+    warren_sys::fd::sealed("warren-told", TOLD).map(Some)
+}
+
 /// Tells whether an exec is a shell.
 pub(crate) fn is_shell(exec: &dyn ExecHandle) -> bool {
     exec.id().as_str().starts_with(PREFIX)
@@ -307,7 +347,7 @@ pub(crate) fn is_shell(exec: &dyn ExecHandle) -> bool {
 impl Shell {
     /// Opens a shell, or finds the one of this name. One that has ended is replaced by a new one.
     pub async fn open(sandbox: Arc<dyn Sandbox>, options: &ShellOptions) -> Result<Self> {
-        if let Some(found) = Self::find(&*sandbox, &options.name, options.grace).await? {
+        if let Some(found) = Self::find(&sandbox, &options.name, options.grace).await? {
             if !found.has_ended() {
                 return Ok(found);
             }
@@ -328,11 +368,15 @@ impl Shell {
         };
         let exec = sandbox.start_exec(&command, &ExecContext::default(), &exec_options).await?;
         let turn = Turn { at: 0, standing: Standing::New };
-        Ok(Self::new(&*sandbox, &options.name, exec, options.grace, turn, true))
+        Ok(Self::new(&sandbox, &options.name, exec, options.grace, turn, true))
     }
 
     /// Finds a shell by its name, also one that has ended and is still remembered.
-    pub async fn find(sandbox: &dyn Sandbox, name: &str, grace: Duration) -> Result<Option<Self>> {
+    pub async fn find(
+        sandbox: &Arc<dyn Sandbox>,
+        name: &str,
+        grace: Duration,
+    ) -> Result<Option<Self>> {
         let id = exec_id(name)?;
         let Some(exec) = sandbox.find_exec(&id).await? else { return Ok(None) };
         if !is_shell(&*exec) {
@@ -349,7 +393,7 @@ impl Shell {
     }
 
     fn new(
-        sandbox: &dyn Sandbox,
+        sandbox: &Arc<dyn Sandbox>,
         name: &str,
         exec: FoundExec,
         grace: Duration,
@@ -358,6 +402,7 @@ impl Shell {
     ) -> Self {
         Self {
             name: name.to_owned(),
+            sandbox: Arc::clone(sandbox),
             exec,
             limits: sandbox.capabilities().limits.clone(),
             grace,
@@ -421,8 +466,11 @@ impl Shell {
         let mut interrupts = self.interrupts.subscribe();
         let mut turn = self.turn.try_lock().map_err(|_| self.busy())?;
         self.settle(&mut turn).await?;
+        let before = self.awake().await?;
+        self.exec.count_from_here();
+        let token = token();
+        let input = self.bring(&token, command.stdin.as_deref()).await?;
         let started = Instant::now();
-        let cpu_before = self.exec.cpu_time().await?;
         let wall = self.limits.max_wall_time_ms.map(Duration::from_millis);
         let timeout = [command.timeout, wall].into_iter().flatten().min();
         let output = [command.max_output_bytes, self.limits.max_output_bytes];
@@ -431,56 +479,61 @@ impl Shell {
             // One beyond what the clock can tell is none.
             deadline: timeout.and_then(|timeout| started.checked_add(timeout)),
             taken_by: Some(started + PATIENCE),
-            cpu_before,
+            before,
+            stood_still: before.stood_still,
             cpu_limit,
             cpu_look: cpu_limit.map(|_| started + CPU_LOOK),
             max_output: Some(output.into_iter().flatten().min().unwrap_or(MAX_OUTPUT)),
             stream,
             ..Watch::default()
         };
-        let token = token();
         // What it writes comes after this. It need not come after what says that it begins: only of
         // what is written first the log promises that it is first.
         turn.at = turn.at.max(self.exec.info().logged);
         watch.begin = turn.at;
         // Until we know better: we may be dropped at any point from here on.
         turn.standing = Standing::Unsure;
-        let line = script::begin(&token, &command.command);
+        let path = input.as_ref().map(|input| input.path.as_str());
+        let line = script::begin(&token, &command.command, path.unwrap_or_default());
         let sent = tokio::time::timeout(PATIENCE, self.tell(&line)).await;
         sent.map_err(|_| self.deaf())??;
         let finish = self.follow(&mut turn, &token, &mut watch, &mut interrupts).await?;
         let wall_time = started.elapsed();
-        let cpu = match &finish {
-            Finish::Gone(end, _) => Duration::from_millis(end.usage.cpu_time_ms),
-            Finish::Status(..) | Finish::Late => self.exec.cpu_time().await.unwrap_or(cpu_before),
-        };
-        let stopped = watch.stop.as_ref().map(|stop| stop.why);
-        let (own, end, shell) = match finish {
-            Finish::Status(status, end) => {
-                (ExecCause::Exited { code: status.into() }, end, ShellState::Alive)
+        let after = self.exec.measure().await.unwrap_or(before);
+        watch.note_memory(&after);
+        if let Some(input) = input {
+            input.remove().await;
+        }
+        let (own, code, end, shell) = match finish {
+            Finish::Status(status, signal, end) => {
+                let cause = judge(status, signal, &before, &after);
+                (cause, status.into(), end, ShellState::Alive)
             }
-            Finish::Gone(ended, end) => (ended.cause, end, ShellState::Ended),
+            Finish::Gone(ended, end) => (ended.cause, ended.exit_code, end, ShellState::Ended),
             Finish::Late => return Err(self.deaf()),
         };
-        let cause = match stopped {
-            None => own,
-            Some(Why::Asked) => ExecCause::Signalled { signal: SIGINT },
-            Some(Why::Time) => ExecCause::TimedOut,
-            Some(Why::Output) => ExecCause::OutputLimit,
-            Some(Why::Cpu) => ExecCause::CpuTime,
+        let done = match watch.stop.as_ref().map(|stop| stop.why) {
+            None => None,
+            Some(Why::Asked) => Some(ExecCause::Signalled { signal: SIGINT }),
+            Some(Why::Time) => Some(ExecCause::TimedOut),
+            Some(Why::Output) => Some(ExecCause::OutputLimit),
+            Some(Why::Cpu) => Some(ExecCause::CpuTime),
             Some(Why::Deaf) => return Err(self.deaf()),
         };
         let kept = (watch.stdout.len() + watch.stderr.len()) as u64;
         Ok(ShellOutput {
-            exit_code: cause.exit_code(),
-            cause,
+            exit_code: done.as_ref().map_or(code, ExecCause::exit_code),
+            cause: done.unwrap_or(own),
             truncated: watch.forgotten || kept < watch.output,
             stdout: watch.stdout,
             stderr: watch.stderr,
             usage: ShellUsage {
-                cpu_time: cpu.saturating_sub(cpu_before),
+                cpu_time: after.cpu_time.saturating_sub(before.cpu_time),
                 wall_time,
                 output_bytes: watch.output,
+                peak_memory_bytes: watch.peak_memory,
+                bytes_read: after.bytes_read.saturating_sub(before.bytes_read),
+                bytes_written: after.bytes_written.saturating_sub(before.bytes_written),
             },
             begin: watch.begin,
             end,
@@ -493,6 +546,9 @@ impl Shell {
     /// Its directory, variables and functions stay as the command has left them. See the module for
     /// what happens to a command that does not heed SIGINT.
     pub async fn interrupt(&self) -> Result<bool> {
+        if !self.has_ended() {
+            self.awake().await?;
+        }
         let Ok(mut turn) = self.turn.try_lock() else {
             self.interrupts.send_modify(|count| *count += 1);
             // Whoever runs it sees to it, and lets go of its turn.
@@ -512,7 +568,8 @@ impl Shell {
         }
         let token = token();
         let stop = Stop { why: Why::Asked, step: 0, next: Instant::now() };
-        let mut watch = Watch { stop: Some(stop), ..Watch::default() };
+        let stood_still = self.awake().await?.stood_still;
+        let mut watch = Watch { stop: Some(stop), stood_still, ..Watch::default() };
         self.follow(&mut turn, &token, &mut watch, &mut self.interrupts.subscribe()).await?;
         Ok(true)
     }
@@ -524,6 +581,35 @@ impl Shell {
             self.exec.wait().await?;
         }
         self.exec.forget().await
+    }
+
+    /// Measures it, if it could do what it is told.
+    async fn awake(&self) -> Result<ExecMeasure> {
+        let measured = self.exec.measure().await?;
+        match measured.suspended {
+            true => Err(SandboxError::Suspended { id: self.sandbox.id().clone() }),
+            false => Ok(measured),
+        }
+    }
+
+    /// Puts what a command is to read where the shell can open it.
+    async fn bring(&self, token: &str, stdin: Option<&[u8]>) -> Result<Option<Brought>> {
+        let Some(stdin) = stdin else { return Ok(None) };
+        let unsupported = || SandboxError::Unsupported {
+            feature: "input for a command in a shell".to_owned(),
+            backend: self.sandbox.capabilities().backend.clone(),
+            hint: "have the command read a file".to_owned(),
+        };
+        let files = self.sandbox.files().ok_or_else(unsupported)?;
+        let brought = Brought {
+            sandbox: Arc::clone(&self.sandbox),
+            path: format!("/tmp/.warren-stdin-{token}"),
+        };
+        let options = WriteOptions { mode: Some(0o600), ..WriteOptions::default() };
+        let chunks: Vec<_> = stdin.chunks(CHUNK).map(|chunk| Ok(chunk.to_vec())).collect();
+        let data: FileSource = Box::pin(futures_util::stream::iter(chunks));
+        files.write(Path::new(&brought.path), options, data).await?;
+        Ok(Some(brought))
     }
 
     fn busy(&self) -> SandboxError {
@@ -585,7 +671,8 @@ impl Shell {
                 (_, false) => PATIENCE / 5,
             };
             let taken_by = Some(Instant::now() + patience);
-            let mut watch = Watch { taken_by, ..Watch::default() };
+            let stood_still = self.awake().await?.stood_still;
+            let mut watch = Watch { taken_by, stood_still, ..Watch::default() };
             match self.follow(turn, &token, &mut watch, interrupts).await? {
                 Finish::Status(..) => return Ok(()),
                 Finish::Gone(..) => return Err(self.gone()),
@@ -659,11 +746,11 @@ impl Shell {
                             turn.standing = Standing::Busy(None);
                             self.ask(token, PATIENCE).await?;
                         }
-                        (Word::Ended(status), true) => {
+                        (Word::Ended { status, signal }, true) => {
                             turn.at = said.to;
                             turn.standing = Standing::Idle;
                             watch.finish_stream().await;
-                            return Ok(Finish::Status(status, said.from));
+                            return Ok(Finish::Status(status, signal, said.from));
                         }
                         // One that was sent by a caller who is gone: it is our answer that tells.
                         (Word::Begins, false) if watch.is_of_a_command() => {}
@@ -672,7 +759,7 @@ impl Shell {
                             let soon = Instant::now() + SHORT;
                             watch.taken_by = watch.taken_by.map(|at| at.min(soon));
                         }
-                        (Word::Ended(_), false) => {}
+                        (Word::Ended { .. }, false) => {}
                     }
                 }
             }
@@ -693,6 +780,17 @@ impl Shell {
         watch: &mut Watch,
     ) -> Result<Option<Finish>> {
         let now = Instant::now();
+        if !watch.is_due(now) {
+            return Ok(None);
+        }
+        let seen = self.exec.measure().await?;
+        watch.note_memory(&seen);
+        // What stands still with its sandbox has as much time as before.
+        watch.wait_for(seen.stood_still);
+        if seen.suspended {
+            watch.still_until = Some(now + STILL_LOOK);
+            return Ok(None);
+        }
         let passed = |at: Option<Instant>| at.is_some_and(|at| now >= at);
         if watch.stop.is_none() {
             if passed(watch.deadline) {
@@ -706,7 +804,7 @@ impl Shell {
                 watch.stop(Why::Deaf);
             } else if passed(watch.cpu_look) {
                 watch.cpu_look = Some(now + CPU_LOOK);
-                let used = self.exec.cpu_time().await?.saturating_sub(watch.cpu_before);
+                let used = seen.cpu_time.saturating_sub(watch.before.cpu_time);
                 if watch.cpu_limit.is_some_and(|limit| used > limit) {
                     watch.stop(Why::Cpu);
                 }
@@ -748,20 +846,43 @@ impl Watch {
 
     fn stop(&mut self, why: Why) {
         self.stop = Some(Stop { why, step: 0, next: Instant::now() });
-        // The end must be seen; a receiver that does not receive is not waited for.
-        self.stream = None;
-        self.pending.clear();
     }
 
     /// When something is due.
     fn wakes(&self) -> Option<Instant> {
-        match &self.stop {
+        let due = match &self.stop {
             Some(stop) => Some(stop.next),
             None => {
                 let taken_by = self.taken_by.filter(|_| !self.taken);
                 [self.deadline, taken_by, self.cpu_look].into_iter().flatten().min()
             }
+        };
+        due.max(self.still_until.filter(|_| due.is_some()))
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        let too_much = self.max_output.is_some_and(|max| self.output > max);
+        let still = self.still_until.is_some_and(|until| now < until);
+        let wakes = self.wakes().is_some_and(|at| now >= at);
+        !still && (wakes || (too_much && self.stop.is_none()))
+    }
+
+    /// Makes its time longer by what it has stood still since this was asked before.
+    fn wait_for(&mut self, stood_still: Duration) {
+        let more = stood_still.saturating_sub(self.stood_still);
+        self.stood_still = stood_still;
+        if more.is_zero() {
+            return;
         }
+        let stop = self.stop.as_mut().map(|stop| &mut stop.next);
+        let times = [self.deadline.as_mut(), self.taken_by.as_mut(), stop];
+        for at in times.into_iter().flatten() {
+            *at = at.checked_add(more).unwrap_or(*at);
+        }
+    }
+
+    fn note_memory(&mut self, seen: &ExecMeasure) {
+        self.peak_memory = self.peak_memory.max(seen.peak_memory_bytes);
     }
 
     fn take(&mut self, mut piece: LogPiece) {
@@ -783,12 +904,16 @@ impl Watch {
     /// Gives the stream one piece, once it has room.
     async fn hand_on(&mut self) {
         let Some(stream) = &self.stream else { return self.pending.clear() };
-        let sent = stream.reserve().await.map(|permit| {
-            if let Some(piece) = self.pending.pop_front() {
-                permit.send(piece);
-            }
-        });
-        if sent.is_err() {
+        // The end must be seen: a receiver that does not receive is not waited for any more.
+        let permit = match self.stop {
+            Some(_) => stream.try_reserve().ok(),
+            None => stream.reserve().await.ok(),
+        };
+        let is_gone = permit.is_none();
+        if let (Some(permit), Some(piece)) = (permit, self.pending.pop_front()) {
+            permit.send(piece);
+        }
+        if is_gone {
             self.stream = None;
         }
     }
@@ -801,6 +926,41 @@ impl Watch {
                 return;
             }
         }
+    }
+}
+
+/// What a command reads, as a file in its sandbox.
+#[derive(Debug)]
+struct Brought {
+    sandbox: Arc<dyn Sandbox>,
+    path: String,
+}
+
+impl Brought {
+    async fn remove(self) {
+        if let Some(files) = self.sandbox.files() {
+            // The command, or whoever ends the sandbox, may have done it.
+            let _ = files.remove(Path::new(&self.path), false).await;
+        }
+    }
+}
+
+/// Decides how a command ended by itself, as an exec of its own would be judged: a limit is the cause
+/// only if it did not succeed all the same.
+fn judge(status: u8, signal: u8, before: &ExecMeasure, after: &ExecMeasure) -> ExecCause {
+    if status == 0 {
+        ExecCause::Exited { code: 0 }
+    } else if after.out_of_memory > before.out_of_memory {
+        ExecCause::OutOfMemory
+    } else if after.too_many_processes > before.too_many_processes {
+        ExecCause::TooManyProcesses
+    } else if after.disk_full {
+        ExecCause::DiskQuota
+    } else if signal != 0 && status.checked_sub(128) == Some(signal) {
+        // The program that made it fail: had another one followed, the status were that one's.
+        ExecCause::Signalled { signal: signal.into() }
+    } else {
+        ExecCause::Exited { code: status.into() }
     }
 }
 
@@ -825,7 +985,7 @@ async fn look_back(exec: &dyn ExecHandle) -> Result<Turn> {
         for said in controls.flat_map(|piece| ear.hear(piece.offset, &piece.bytes)) {
             standing = match said.word {
                 Word::Begins => Standing::Busy(None),
-                Word::Ended(_) => Standing::Unsure,
+                Word::Ended { .. } => Standing::Unsure,
             };
         }
         at = read.next;
@@ -858,7 +1018,7 @@ impl Shells {
     }
 
     /// Finds a shell by its name, also one that has ended and is still remembered.
-    pub async fn find(&self, sandbox: &dyn Sandbox, name: &str) -> Result<Option<Arc<Shell>>> {
+    pub async fn find(&self, sandbox: &Arc<dyn Sandbox>, name: &str) -> Result<Option<Arc<Shell>>> {
         let key = (sandbox.id().clone(), name.to_owned());
         if let Some(known) = self.known(&key) {
             return Ok(Some(known));
@@ -895,5 +1055,56 @@ impl Shells {
                 (shell, is_new)
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_that_failed_met_the_limit_that_was_hit_or_ended_by_itself() {
+        let none = ExecMeasure::default();
+        let memory = ExecMeasure { out_of_memory: 1, ..none };
+        let processes = ExecMeasure { too_many_processes: 1, ..none };
+        let disk = ExecMeasure { disk_full: true, ..none };
+        let all = ExecMeasure { out_of_memory: 2, too_many_processes: 2, disk_full: true, ..none };
+        let exited = |code| ExecCause::Exited { code };
+        for (status, signal, before, after, expected) in [
+            (0, 0, none, none, exited(0)),
+            (0, 9, none, all, exited(0)),
+            (1, 0, none, none, exited(1)),
+            (137, 9, none, memory, ExecCause::OutOfMemory),
+            (137, 9, memory, memory, ExecCause::Signalled { signal: 9 }),
+            (137, 0, none, none, exited(137)),
+            (137, 11, none, none, exited(137)),
+            (9, 9, none, none, exited(9)),
+            (255, 127, none, none, ExecCause::Signalled { signal: 127 }),
+            (2, 0, none, processes, ExecCause::TooManyProcesses),
+            (1, 0, none, disk, ExecCause::DiskQuota),
+            (1, 0, none, all, ExecCause::OutOfMemory),
+        ] {
+            assert_eq!(judge(status, signal, &before, &after), expected, "{status} {signal}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_stands_still_has_as_much_time_as_before() {
+        let second = Duration::from_secs(1);
+        let start = Instant::now();
+        let deadline = Some(start + second * 10);
+        let mut watch = Watch { deadline, stood_still: second, ..Watch::default() };
+        assert_eq!(watch.wakes(), deadline);
+        watch.wait_for(second);
+        assert_eq!(watch.wakes(), deadline, "it did not stand still again");
+        watch.wait_for(second * 4);
+        watch.wait_for(second * 4);
+        assert_eq!(watch.wakes(), Some(start + second * 13));
+        // While it does, it is looked at now and then, and nothing is done to it.
+        tokio::time::advance(second * 20).await;
+        assert!(watch.is_due(Instant::now()));
+        watch.still_until = Some(Instant::now() + STILL_LOOK);
+        assert!(!watch.is_due(Instant::now()));
+        assert_eq!(watch.wakes(), watch.still_until);
     }
 }

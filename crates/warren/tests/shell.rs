@@ -285,7 +285,7 @@ mod linux {
         plain.kill().await.unwrap();
         let listed = Shell::list(&*sandbox).await.unwrap();
         assert_eq!(listed.iter().map(|shell| shell.name.as_str()).collect::<Vec<_>>(), ["d"]);
-        shells.find(&*sandbox, "d").await.unwrap().unwrap().close().await.unwrap();
+        shells.find(&sandbox, "d").await.unwrap().unwrap().close().await.unwrap();
         assert!(Shell::list(&*sandbox).await.unwrap().is_empty());
     }
 
@@ -454,6 +454,129 @@ mod linux {
     }
 
     #[tokio::test(flavor = "multi_thread")]
+    async fn e1_a_signal_is_told_from_an_exit_of_the_same_number() {
+        let place = Place::new(ResourceLimits::default());
+        let sandbox = place.make().await;
+        let shell = open(&sandbox, "k").await;
+        run(&shell, "die() { sh -c \"kill -$1 \\$\\$\"; }; f() { return 139; }; x=kept").await;
+        let (exited, signalled) =
+            (|code| ExecCause::Exited { code }, |signal| ExecCause::Signalled { signal });
+        for (command, cause) in [
+            ("die 9", signalled(9)),
+            ("sh -c 'exit 137'", exited(137)),
+            ("(exit 137)", exited(137)),
+            ("f", exited(139)),
+            ("die SEGV", signalled(11)),
+            ("die 9; sh -c 'exit 137'", exited(137)),
+            ("die 9; f", exited(139)),
+            ("die 9; true", exited(0)),
+            ("die 9 || false", exited(1)),
+            ("true | sh -c 'kill -TERM $$'", signalled(15)),
+            // A shell inside the shell waited for it, and exited by itself.
+            ("true | die TERM", exited(143)),
+            ("die 9 | true", exited(0)),
+            ("y=$(exec sh -c 'kill -ABRT $$')", signalled(6)),
+            ("sleep 60 & kill -9 $!; wait $!", signalled(9)),
+            ("set -e; die 9; set +e", exited(0)),
+            ("set -e; die 9", signalled(9)),
+            ("set +e; kill -9 $BASHPID & wait $!", signalled(9)),
+            ("(die 9); echo $x", exited(0)),
+        ] {
+            let output = run(&shell, command).await;
+            assert_eq!(output.cause, cause, "{command}");
+            assert_eq!((output.exit_code, output.shell), (cause.exit_code(), ShellState::Alive));
+            assert_eq!(said(&shell, "echo $x").await.1, "kept\n", "{command}");
+        }
+        // Without what tells, or with one that lies, the shell goes on.
+        run(&shell, "enable -d __warren_w").await;
+        assert_eq!(run(&shell, "die 9").await.cause, exited(137));
+        run(&shell, "__warren_w() { return 11; }").await;
+        assert_eq!(run(&shell, "die 9").await.cause, exited(137));
+        assert_eq!(said(&shell, "echo $x").await.1, "kept\n");
+    }
+
+    /// Memory and storage; what only a control group counts is below.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn e1_a_command_that_met_a_limit_says_which_and_the_shell_lives() {
+        let limits = ResourceLimits {
+            max_memory_bytes: Some(64 << 20),
+            max_write_bytes: Some(8 << 20),
+            ..Default::default()
+        };
+        let place = Place::new(limits);
+        let sandbox = place.make().await;
+        let shell = open(&sandbox, "l").await;
+        run(&shell, "x=kept").await;
+        // Several together, none of which has too much: one alone is refused it, without groups.
+        let grow = "python3 -c 'import os\nr, w = os.pipe()\nfor i in range(4):\n if os.fork() == 0:\n  \
+                    os.close(w); x = b\"x\" * (30 << 20); os.read(r, 1); os._exit(0)\n\
+                    s = os.wait()[1]\nos.close(w)\nfor i in range(3): os.wait()\nexit(s != 0)'";
+        let output = run(&shell, grow).await;
+        assert_eq!((output.cause, output.shell), (ExecCause::OutOfMemory, ShellState::Alive));
+        assert_eq!(run(&shell, "false").await.cause, ExecCause::Exited { code: 1 });
+        let survived = run(&shell, &format!("{grow} || echo $x")).await;
+        assert_eq!(survived.cause, ExecCause::Exited { code: 0 });
+        assert_eq!(survived.stdout, b"kept\n");
+
+        let output = run(&shell, "head -c 20000000 /dev/zero > /tmp/full").await;
+        assert_eq!((output.cause, output.exit_code), (ExecCause::DiskQuota, 1));
+        let output = run(&shell, "rm /tmp/full; false").await;
+        assert_eq!(output.cause, ExecCause::Exited { code: 1 });
+        // What was refused before is no reason why the shell itself ends.
+        let output = run(&shell, "exit 7").await;
+        assert_eq!((output.cause, output.exit_code), (ExecCause::Exited { code: 7 }, 7));
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_command_reads_what_it_is_given_and_the_next_reads_nothing() {
+        let place = Place::new(ResourceLimits::default());
+        let sandbox = place.make().await;
+        let shell = open(&sandbox, "m").await;
+        let with = |command: &str, stdin: &[u8]| ShellCommand {
+            stdin: Some(stdin.to_vec()),
+            ..ShellCommand::new(command)
+        };
+        let all: Vec<u8> = (0..=255).cycle().take(1_000_000).collect();
+        assert_eq!(shell.run(&with("cat", &all)).await.unwrap().stdout, all);
+        shell.run(&with("read a; read b", b"one\ntwo\nthree")).await.unwrap();
+        assert_eq!(said(&shell, "echo $b $a; cat").await.1, "two one\n");
+        assert_eq!(shell.run(&with("wc -c", b"")).await.unwrap().stdout, b"0\n");
+        assert_eq!(said(&shell, "ls -A /tmp").await.1, "", "it is gone");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn time_in_which_the_sandbox_is_suspended_is_none_of_a_commands() {
+        let place = Place::new(ResourceLimits::default());
+        let sandbox = place.make().await;
+        let (one, two) = (open(&sandbox, "n").await, open(&sandbox, "o").await);
+        let timeout = Duration::from_millis(600);
+        let stuck = ShellCommand::new("touch /tmp/on; sleep 60").timeout(timeout);
+        let quick = ShellCommand::new("x=1; sleep 0.4; echo $x").timeout(timeout);
+        run(&two, "true").await;
+        let (stuck, quick, stood) = tokio::join!(one.run(&stuck), two.run(&quick), async {
+            until_there(&*sandbox, "/tmp/on").await;
+            sandbox.suspend().await.unwrap();
+            let since = Instant::now();
+            for error in [
+                one.interrupt().await.map(drop).unwrap_err(),
+                one.run(&ShellCommand::new("true")).await.map(drop).unwrap_err(),
+            ] {
+                assert!(["suspended", "conflict"].contains(&error.code()), "{error}");
+            }
+            tokio::time::sleep(Duration::from_millis(1200)).await;
+            let stood = since.elapsed();
+            sandbox.resume().await.unwrap();
+            stood
+        });
+        let (stuck, quick) = (stuck.unwrap(), quick.unwrap());
+        assert_eq!((quick.cause, &quick.stdout[..]), (ExecCause::Exited { code: 0 }, &b"1\n"[..]));
+        assert_eq!((stuck.cause, stuck.shell), (ExecCause::TimedOut, ShellState::Alive));
+        let wall = stuck.usage.wall_time;
+        assert!(wall >= timeout + stood - Duration::from_millis(50), "{wall:?} {stood:?}");
+        assert_eq!(said(&two, "echo $x").await.1, "1\n");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
     async fn without_bash_it_is_sh() {
         let place = Place::new(ResourceLimits::default());
         let sandbox = place.make().await;
@@ -481,6 +604,59 @@ mod linux {
             assert_eq!(shell.run(&command).await.unwrap().cause, ExecCause::TimedOut, "{stuck}");
             assert_eq!(said(&shell, "echo $x $PWD").await.1, "1 /tmp\n", "{stuck}");
         }
+    }
+}
+
+/// What the kernel counts in control groups, which only root is given here.
+mod counted {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn e1_what_the_kernel_killed_or_refused_is_no_plain_exit() {
+        let limits = ResourceLimits {
+            max_memory_bytes: Some(64 << 20),
+            max_processes: Some(16),
+            ..Default::default()
+        };
+        let place = Place::new(limits);
+        let sandbox = place.make().await;
+        let shell = open(&sandbox, "p").await;
+        let grow = "python3 -c 'x = b\"x\" * (200 << 20)'";
+        let output = run(&shell, grow).await;
+        assert_eq!((output.cause, output.exit_code), (ExecCause::OutOfMemory, 137));
+        assert_eq!(said(&shell, &format!("{grow}; echo $?")).await.1, "137\n", "control");
+        // Its children end with it, so that the shell has processes again.
+        let fork = "python3 -c 'import os\nr, w = os.pipe()\nfor i in range(40):\n if os.fork() == 0:\n  \
+                    os.close(w); os.read(r, 1); os._exit(0)' 2>/dev/null";
+        let output = run(&shell, fork).await;
+        assert_eq!((output.cause, output.exit_code), (ExecCause::TooManyProcesses, 1));
+        assert_eq!(run(&shell, "sleep 0.1; false").await.cause, ExecCause::Exited { code: 1 });
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn e2_each_command_reports_its_own_memory_and_storage() {
+        let place = Place::new(ResourceLimits::default());
+        let sandbox = place.make().await;
+        let (shell, other) = (open(&sandbox, "q").await, open(&sandbox, "r").await);
+        let (small, large) = (1 << 20, 40 << 20);
+        run(&other, "true").await;
+        let hold = run(&shell, "python3 -c 'x = b\"x\" * (40 << 20)'").await.usage;
+        assert!(hold.peak_memory_bytes.unwrap() >= large, "{hold:?}");
+        let write = run(&shell, "head -c 5000000 /dev/zero | cat > /tmp/x; rm /tmp/x").await.usage;
+        assert!(write.bytes_written >= 10_000_000 && write.bytes_read >= 10_000_000, "{write:?}");
+        let idle = run(&shell, "true").await.usage;
+        assert!(idle.peak_memory_bytes.unwrap() < large, "{idle:?}");
+        assert!(idle.bytes_written < small && idle.bytes_read < small, "{idle:?}");
+        let total = sandbox.resource_usage().await.unwrap();
+        assert!(total.peak_memory_bytes >= large, "the sandbox's own is not lost: {total:?}");
+        // One who looks does not take what another saw.
+        let both =
+            tokio::join!(run(&shell, "python3 -c 'x = b\"x\" * (40 << 20)'; sleep 0.3"), async {
+                for _ in 0..5 {
+                    run(&other, "sleep 0.1").await;
+                }
+            });
+        assert!(both.0.usage.peak_memory_bytes.unwrap() >= large, "{:?}", both.0.usage);
     }
 }
 

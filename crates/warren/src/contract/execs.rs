@@ -117,7 +117,8 @@ pub enum ExecInput {
     /// What [`ExecHandle::write_input`] brings.
     Open,
     /// Nothing; what [`ExecHandle::write_input`] brings it reads from its descriptor 3, and what it
-    /// writes there is in its log as [`LogStream::Control`], after all that it wrote before.
+    /// writes there is in its log as [`LogStream::Control`], after all that it wrote before. Its
+    /// descriptor 4 may be a file that helps a bash to say which signal ended a program.
     Control,
 }
 
@@ -207,6 +208,30 @@ pub struct ExecEnd {
     pub ended_at: DateTime<Utc>,
 }
 
+/// What an exec and all it started have used so far, and what was refused to its sandbox.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ExecMeasure {
+    /// CPU time, user and system.
+    pub cpu_time: Duration,
+    /// Bytes read, by whatever call, by its first process and all that this waited for.
+    pub bytes_read: u64,
+    /// Bytes written in the same way.
+    pub bytes_written: u64,
+    /// The most memory that the sandbox held at once since the exec was measured before; `None` the
+    /// first time, and where nobody counts.
+    pub peak_memory_bytes: Option<u64>,
+    /// How often something of the sandbox was ended because there was no memory.
+    pub out_of_memory: u64,
+    /// How often a process was refused to the sandbox.
+    pub too_many_processes: u64,
+    /// Whether nothing more can be written in the sandbox.
+    pub disk_full: bool,
+    /// Whether the sandbox is suspended.
+    pub suspended: bool,
+    /// For how long it was, since the exec was started.
+    pub stood_still: Duration,
+}
+
 /// An exec at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExecInfo {
@@ -271,8 +296,12 @@ pub trait ExecHandle: Send + Sync {
         end: bool,
     ) -> Result<u64, SandboxError>;
 
-    /// Returns the CPU time that it and all it started have used so far.
-    async fn cpu_time(&self) -> Result<Duration, SandboxError>;
+    /// Measures it while it runs.
+    async fn measure(&self) -> Result<ExecMeasure, SandboxError>;
+
+    /// Has nothing that was refused so far count for how it ends. Whoever drives a shell has told it
+    /// of the command that met the refusal.
+    fn count_from_here(&self) {}
 
     /// Removes it with its log, once it has ended.
     async fn forget(&self) -> Result<(), SandboxError>;

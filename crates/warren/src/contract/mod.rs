@@ -29,8 +29,9 @@ pub use command::Command;
 pub use error::{ProgramFault, Result, SandboxError};
 pub use exec::{ExecCause, ExecContext, ExecOutput, ExecReport, ResourceUsage, StreamOutput};
 pub use execs::{
-    ExecEnd, ExecHandle, ExecId, ExecInfo, ExecInput, ExecOptions, ExecUser, FoundExec,
-    LogOverflow, LogPiece, LogRead, LogStream, LogWait, MAX_EXEC_NOTE, TerminalSize, TimeLimits,
+    ExecEnd, ExecHandle, ExecId, ExecInfo, ExecInput, ExecMeasure, ExecOptions, ExecUser,
+    FoundExec, LogOverflow, LogPiece, LogRead, LogStream, LogWait, MAX_EXEC_NOTE, TerminalSize,
+    TimeLimits,
 };
 pub use files::{
     FileChange, FileChangeKind, FileContents, FileDetails, FileEntry, FileFault, FileKind,

@@ -2,7 +2,6 @@
 //! the session or the sandbox does not allow it.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::{mpsc, oneshot};
@@ -13,9 +12,9 @@ use super::registry::Life;
 use super::session::Held;
 use crate::shell::is_shell;
 use crate::{
-    Command, Enforcement, ExecContext, ExecEnd, ExecHandle, ExecId, ExecInfo, ExecOptions,
-    ExecOutput, ExecReport, FoundExec, LogRead, LogWait, PortStream, ResourceUsage, Result,
-    Sandbox, SandboxCapabilities, SandboxError, SandboxFiles, SandboxId, SandboxSession,
+    Command, Enforcement, ExecContext, ExecEnd, ExecHandle, ExecId, ExecInfo, ExecMeasure,
+    ExecOptions, ExecOutput, ExecReport, FoundExec, LogRead, LogWait, PortStream, ResourceUsage,
+    Result, Sandbox, SandboxCapabilities, SandboxError, SandboxFiles, SandboxId, SandboxSession,
     SessionState, StreamOutput, TerminalSize,
 };
 
@@ -233,9 +232,13 @@ impl ExecHandle for GuardedExec {
         self.exec.write_input(offset, bytes, end).await
     }
 
-    async fn cpu_time(&self) -> Result<Duration> {
+    async fn measure(&self) -> Result<ExecMeasure> {
         let _work = self.guarded.begin(Use::Looks)?;
-        self.exec.cpu_time().await
+        self.exec.measure().await
+    }
+
+    fn count_from_here(&self) {
+        self.exec.count_from_here();
     }
 
     async fn forget(&self) -> Result<()> {

@@ -13,6 +13,10 @@
 //! that descriptor closed and nothing to read. The second is sent once the first was heard, so that it
 //! is not yet in the shell's own buffer, which dash empties when it gives up a line; it says how the
 //! command ended. It may be sent again whenever it could have been lost: it changes nothing.
+//!
+//! `$?` is 137 for a program that SIGKILL ended and for one that exited so. Bash itself has waited for
+//! it and knows better, but has no word for it; `shell/told.c` adds one, `__warren_w`. It comes as
+//! descriptor 4, so that nothing need be installed; a shell that cannot take it tells the number alone.
 
 use std::fmt::Write as _;
 
@@ -24,8 +28,8 @@ pub(super) const MARK: &str = "warren-shell";
 /// terminal) is for nobody.
 pub(super) const START: &str = "\
     if command -v bash >/dev/null 2>&1\n\
-    then exec bash --noprofile --norc --noediting -i <&3 4>&2 2>/dev/null\n\
-    else exec sh -i <&3 4>&2 2>/dev/null\n\
+    then exec bash --noprofile --norc --noediting -i <&3 5>&2 2>/dev/null\n\
+    else exec sh -i <&3 5>&2 2>/dev/null\n\
     fi";
 
 /// What makes it ready. Safe to be sent again, at any time.
@@ -33,13 +37,14 @@ pub(super) const START: &str = "\
 /// `__warren_s` is how the last command ended, and empty while one runs: what is given up leaves it
 /// so, and then `$?` tells. `__warren_q` lets a command see the `$?` of the one before. `__warren_r`
 /// evaluates the command in `__warren_c` on the left side of a list, so that `set -e` does not end the
-/// shell.
+/// shell. `__warren_i` is a file with what the command reads. `__warren_n` is the signal that ended the
+/// last program, as `__warren_w` told it.
 pub(super) const SET_UP: &str = r#"
-__warren_s=${__warren_s:-$?}; [ -n "${__warren_o-}" ] || { PS1= PS2= HISTFILE=; unset PROMPT_COMMAND MAILCHECK; [ -z "${BASH_VERSION-}" ] || { set +o history +H +m; history -c; shopt -s execfail; }; exec 2>&4 4>&-; __warren_o=1; }
-__warren_b() { __warren_p=${__warren_s:-0}; __warren_s=; command echo "$1 B" >&3 || exit 125; }
+__warren_s=${__warren_s:-$?}; [ -n "${__warren_o-}" ] || { PS1= PS2= HISTFILE=; unset PROMPT_COMMAND MAILCHECK; __warren_w() { :; }; [ -z "${BASH_VERSION-}" ] || { set +o history +H +m; history -c; shopt -s execfail; enable -f /proc/self/fd/4 __warren_w && unset -f __warren_w; }; exec 2>&5 4>&- 5>&-; __warren_o=1; }
+__warren_b() { __warren_p=${__warren_s:-0}; __warren_s=; __warren_w || :; __warren_n=; command echo "$1 B" >&3 || exit 125; }
 __warren_q() { return "${__warren_p:-0}"; }
-__warren_r='{ __warren_q; eval "$__warren_c"; } </dev/null 3>&- && __warren_s=0 || __warren_s=$?'
-__warren_e() { __warren_s=${__warren_s:-$2}; PS1= PS2=; unset PROMPT_COMMAND __warren_c; case $- in *H*) set +H;; esac; command echo "$1 E $__warren_s" >&3 || exit 125; }
+__warren_r='{ __warren_q; eval "$__warren_c"; } <"${__warren_i:-/dev/null}" 3>&- && __warren_s=0 || __warren_s=$?'
+__warren_e() { __warren_s=${__warren_s:-$2}; [ -n "${__warren_n-}" ] || { __warren_w && __warren_n=0 || __warren_n=$?; }; PS1= PS2=; unset PROMPT_COMMAND __warren_c; case $- in *H*) set +H;; esac; command echo "$1 E $__warren_s $__warren_n" >&3 || exit 125; }
 "#;
 
 /// The longest line that the shell may say.
@@ -47,11 +52,12 @@ const MAX_LINE: usize = 128;
 /// How long a token is.
 const TOKEN: usize = 32;
 
-/// Returns the line that runs a command. The command must have no NUL byte.
-pub(super) fn begin(token: &str, command: &str) -> String {
+/// Returns the line that runs a command, which reads `input`. The command must have no NUL byte, and
+/// the path nothing that is special to a shell.
+pub(super) fn begin(token: &str, command: &str, input: &str) -> String {
     let mut line = String::with_capacity(command.len() + 200);
     let _ = write!(line, "\n{{ __warren_b {token}; }} </dev/null >/dev/null 2>&1; ");
-    line.push_str("__warren_c=\"");
+    let _ = write!(line, "__warren_i={input} __warren_c=\"");
     for char in command.chars() {
         // All that is special between these quotes. (Between single ones less is, but bash takes a
         // time for each quote in the text that grows with the text.)
@@ -76,8 +82,14 @@ pub(super) fn ask(token: &str) -> String {
 pub(super) enum Word {
     /// The command begins.
     Begins,
-    /// It ended, with this status.
-    Ended(u8),
+    /// It ended.
+    Ended {
+        /// With this status.
+        status: u8,
+        /// The signal that ended the last program that the shell waited for; 0 if none did, or the
+        /// shell cannot tell.
+        signal: u8,
+    },
 }
 
 /// Something the shell said.
@@ -136,8 +148,13 @@ fn understand(line: &[u8]) -> Option<(String, Word)> {
     }
     let word = match rest.split_once(' ') {
         None if rest == "B" => Word::Begins,
-        Some(("E", status)) if status.bytes().all(|byte| byte.is_ascii_digit()) => {
-            Word::Ended(status.parse().ok()?)
+        Some(("E", numbers)) => {
+            let (status, signal) = numbers.split_once(' ')?;
+            let number = |text: &str| {
+                let plain = text.bytes().all(|byte| byte.is_ascii_digit());
+                text.parse().ok().filter(|_| plain)
+            };
+            Word::Ended { status: number(status)?, signal: number(signal)? }
         }
         Some(_) | None => return None,
     };
@@ -155,14 +172,20 @@ mod tests {
     #[test]
     fn what_the_shell_says_is_understood_and_nothing_else_is() {
         let mut ear = Ear::default();
-        let text = format!("junk\n{A} B\n{A} E 130\n");
+        let text = format!("junk\n{A} B\n{A} E 130 2\n");
         let heard = ear.hear(7, text.as_bytes());
         let words: Vec<_> = heard.iter().map(|said| (said.word, said.from, said.to)).collect();
-        assert_eq!(words, [(Word::Begins, 12, 47), (Word::Ended(130), 47, 86)]);
+        let ended = Word::Ended { status: 130, signal: 2 };
+        assert_eq!(words, [(Word::Begins, 12, 47), (ended, 47, 88)]);
         for bad in [
-            format!("{A} E 256\n"),
-            format!("{A} E -1\n"),
-            format!("{A} E +1\n"),
+            format!("{A} E 256 0\n"),
+            format!("{A} E 0 256\n"),
+            format!("{A} E -1 0\n"),
+            format!("{A} E +1 0\n"),
+            format!("{A} E 1 +1\n"),
+            format!("{A} E 1\n"),
+            format!("{A} E 1 \n"),
+            format!("{A} E 1 1 1\n"),
             format!("{A} E \n"),
             format!("{A} E\n"),
             format!("{A} C\n"),
@@ -183,8 +206,9 @@ mod tests {
         assert_eq!(ear.hear(0, &A.as_bytes()[..9]), []);
         // In between, the command wrote something else.
         assert_eq!(ear.hear(100, &A.as_bytes()[9..]), []);
-        let heard = ear.hear(200, b" E 7\n");
-        assert_eq!((heard[0].word, heard[0].from, heard[0].to), (Word::Ended(7), 0, 205));
+        let heard = ear.hear(200, b" E 7 0\n");
+        let ended = Word::Ended { status: 7, signal: 0 };
+        assert_eq!((heard[0].word, heard[0].from, heard[0].to), (ended, 0, 207));
     }
 
     proptest! {
@@ -204,7 +228,7 @@ mod tests {
 
         #[test]
         fn a_command_stays_between_its_quotes(command in "[^\0]{0,200}") {
-            let line = begin(A, &command);
+            let line = begin(A, &command, "");
             let quoted = line.split_once("__warren_c=").unwrap().1;
             // Read as a shell reads it: up to a quote, and a backslash takes the next.
             let (mut text, mut chars) = (String::new(), quoted.chars().skip(1));

@@ -22,17 +22,19 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 use warren_init::log::{self, Head, META, Overflow, Runs, Stream, VERDICT};
-use warren_init::protocol::{Ended, ExecControl, ExecEvent, Input, Request, Stage, Streams};
+use warren_init::protocol::{Ended, ExecControl, ExecEvent, Input, Request, Stage, Streams, Used};
 
 use super::channel::{Channel, watch as watch_fd};
 use super::execution::{self, Ending};
 use super::groups::Refusals;
+use super::peaks::Peaks;
 use super::sandbox::{Core, LinuxSandbox};
 use crate::backend::ExecPlan;
+use crate::shell;
 use crate::{
-    ExecCause, ExecEnd, ExecHandle, ExecId, ExecInfo, ExecInput, ExecOptions, FoundExec,
-    LogOverflow, LogPiece, LogRead, LogStream, LogWait, MAX_EXEC_NOTE, ResourceLimits, Result,
-    SandboxError, SandboxId, TerminalSize,
+    ExecCause, ExecEnd, ExecHandle, ExecId, ExecInfo, ExecInput, ExecMeasure, ExecOptions,
+    FoundExec, LogOverflow, LogPiece, LogRead, LogStream, LogWait, MAX_EXEC_NOTE, ResourceLimits,
+    Result, SandboxError, SandboxId, TerminalSize,
 };
 
 /// The directory of logs in that of a sandbox.
@@ -63,6 +65,7 @@ pub(crate) struct Execs {
     directory: Option<PathBuf>,
     table: Mutex<BTreeMap<ExecId, Arc<LoggedExec>>>,
     tasks: TaskTracker,
+    peaks: Mutex<Peaks>,
 }
 
 /// Whether anybody can ask for an exec again.
@@ -110,6 +113,8 @@ pub(crate) struct LoggedExec {
     id: ExecId,
     sandbox: SandboxId,
     note: Note,
+    /// What the kernel had refused before what counts.
+    before: Mutex<Refusals>,
     place: Place,
     /// Open while it runs, and for ever where it has no name.
     file: Mutex<Option<Arc<File>>>,
@@ -149,7 +154,8 @@ struct Phase {
     /// Whether some was left that there was no room for.
     input_full: bool,
     input_heard: u64,
-    used: Option<(u64, Duration)>,
+    /// What it has used, and how often that was said.
+    used: (u64, Used),
     finish: Option<Finish>,
 }
 
@@ -173,6 +179,11 @@ impl Execs {
     /// For a sandbox with this directory, if it is to outlive us.
     pub(crate) fn new(home: Option<&Path>) -> Self {
         Self { directory: home.map(|home| home.join(DIRECTORY)), ..Self::default() }
+    }
+
+    /// Returns the most memory that the sandbox held since this was asked for the same exec before.
+    pub(crate) fn peak_memory(&self, group: &Path, id: &ExecId) -> Option<u64> {
+        guard(&self.peaks).since_last(group, id)
     }
 
     pub(crate) fn list(&self) -> Vec<FoundExec> {
@@ -342,7 +353,13 @@ impl LinuxSandbox {
         let request = execution::request(&plan, limits, id, user, streams);
         let (channel, theirs) = Channel::pair().map_err(|error| lost("make a socket", error))?;
         let notice = new_notice()?;
-        let fds = [theirs.as_fd(), file.as_fd(), notice.as_fd()];
+        let helper = match options.input {
+            ExecInput::Control => shell::helper().map_err(|error| lost("make a file", error))?,
+            ExecInput::Closed | ExecInput::Open => None,
+        };
+        let mut fds = vec![theirs.as_fd()];
+        fds.extend(helper.as_ref().map(AsFd::as_fd));
+        fds.extend([file.as_fd(), notice.as_fd()]);
         let sent = self.control().send(&Request::Exec(request), &fds).await;
         sent.map_err(|error| lost("reach init", error))?;
         drop(theirs);
@@ -508,6 +525,7 @@ impl LoggedExec {
         Self {
             id,
             sandbox: crate::Sandbox::id(sandbox).clone(),
+            before: Mutex::new(note.before),
             note,
             place,
             file: Mutex::new(Some(Arc::new(file))),
@@ -563,10 +581,7 @@ impl LoggedExec {
                 phase.input_full = full;
                 phase.input_heard += 1;
             }),
-            Some(ExecEvent::Used { cpu_us, logged: _ }) => change(&|phase| {
-                let times = phase.used.map_or(0, |(times, _)| times) + 1;
-                phase.used = Some((times, Duration::from_micros(cpu_us)));
-            }),
+            Some(ExecEvent::Used(used)) => change(&|phase| phase.used = (phase.used.0 + 1, used)),
             // One that was running before we came, and is not known to init, ended in between.
             Some(ExecEvent::Refused { .. }) if self.is_noted_as_ended() => Some(self.orphaned()),
             Some(ExecEvent::Refused { stage, errno }) => Some(Finish::Refused(stage, errno)),
@@ -586,7 +601,7 @@ impl LoggedExec {
         }
         let core = self.core.upgrade();
         let refusals = core.map(|core| core.refusals()).unwrap_or_default();
-        if refusals.out_of_memory > self.note.before.out_of_memory {
+        if refusals.out_of_memory > guard(&self.before).out_of_memory {
             // The kernel chose init when memory ran out.
             return Finish::Ended(Box::new(end_of(Ending::of(
                 ExecCause::OutOfMemory,
@@ -598,8 +613,9 @@ impl LoggedExec {
 
     fn judge(&self, ended: &Ended) -> ExecEnd {
         let core = self.core.upgrade();
-        let after = core.as_ref().map_or(self.note.before, |core| core.refusals());
-        let ending = execution::settle(ended, self.note.before, after, false);
+        let before = *guard(&self.before);
+        let after = core.as_ref().map_or(before, |core| core.refusals());
+        let ending = execution::settle(ended, before, after, false);
         if let Some(core) = core {
             core.account(&ending.usage);
         }
@@ -624,6 +640,7 @@ impl LoggedExec {
         }
         self.settle(finish);
         if let Some(core) = self.core.upgrade() {
+            guard(&core.execs().peaks).forget(&self.id);
             core.execs().tidy();
         }
     }
@@ -861,18 +878,41 @@ impl ExecHandle for LoggedExec {
         Ok(self.phase.borrow().input_taken)
     }
 
-    async fn cpu_time(&self) -> Result<Duration> {
+    async fn measure(&self) -> Result<ExecMeasure> {
         let mut phase = self.phase.subscribe();
-        let before = phase.borrow().used.map_or(0, |(times, _)| times);
+        let before = phase.borrow().used.0;
         self.control(ExecControl::Measure).await?;
-        let answered = |phase: &Phase| {
-            phase.finish.is_some() || phase.used.is_some_and(|(times, _)| times > before)
-        };
+        let answered = |phase: &Phase| phase.finish.is_some() || phase.used.0 > before;
         let seen = phase.wait_for(answered).await.map_err(|_| self.ended())?.clone();
-        match (seen.finish, seen.used) {
-            (Some(Finish::Ended(end)), _) => Ok(Duration::from_millis(end.usage.cpu_time_ms)),
-            (_, Some((_, used))) => Ok(used),
-            (_, None) => Err(self.ended()),
+        let core = self.core.upgrade().ok_or_else(|| self.ended())?;
+        let used = seen.used.1;
+        let refusals = core.refusals();
+        let measured = ExecMeasure {
+            cpu_time: Duration::from_micros(used.cpu_us),
+            bytes_read: used.read_bytes,
+            bytes_written: used.written_bytes,
+            peak_memory_bytes: None,
+            out_of_memory: refusals.out_of_memory + used.memory_kills,
+            too_many_processes: refusals.too_many_processes,
+            disk_full: used.scratch_full,
+            suspended: used.suspended,
+            stood_still: Duration::from_micros(used.stood_still_us),
+        };
+        match seen.finish {
+            Some(Finish::Ended(end)) => Ok(ExecMeasure {
+                cpu_time: Duration::from_millis(end.usage.cpu_time_ms),
+                bytes_read: end.usage.bytes_read,
+                bytes_written: end.usage.bytes_written,
+                ..measured
+            }),
+            Some(Finish::Refused(..) | Finish::Gone) => Err(self.ended()),
+            None => Ok(ExecMeasure { peak_memory_bytes: core.peak_memory(&self.id), ..measured }),
+        }
+    }
+
+    fn count_from_here(&self) {
+        if let Some(core) = self.core.upgrade() {
+            *guard(&self.before) = core.refusals();
         }
     }
 

@@ -122,12 +122,11 @@ impl Execution {
                 terminal => Ok(terminal),
             },
             Ok(Some((ExecEvent::Refused { stage, errno }, _))) => Err(self.refused(stage, errno)),
-            Ok(Some((
-                ExecEvent::Ended(_) | ExecEvent::Input { .. } | ExecEvent::Used { .. },
-                _,
-            ))) => Err(SandboxError::Internal {
-                message: "init spoke of a command before it started".to_owned(),
-            }),
+            Ok(Some((ExecEvent::Ended(_) | ExecEvent::Input { .. } | ExecEvent::Used(_), _))) => {
+                Err(SandboxError::Internal {
+                    message: "init spoke of a command before it started".to_owned(),
+                })
+            }
             Ok(None) => Err(self.sandbox.ended()),
             Err(error) => Err(step("hear from init", error)),
         }
@@ -163,7 +162,7 @@ impl Execution {
         loop {
             match self.channel.receive::<ExecEvent>().await {
                 Ok(Some((
-                    ExecEvent::Started { .. } | ExecEvent::Input { .. } | ExecEvent::Used { .. },
+                    ExecEvent::Started { .. } | ExecEvent::Input { .. } | ExecEvent::Used(_),
                     _,
                 ))) => {}
                 Ok(Some((ExecEvent::Refused { stage, errno }, _))) => {

@@ -172,6 +172,11 @@ impl Groups {
         files.iter().find_map(|file| cgroup::read(group, file).ok()?.trim().parse().ok())
     }
 
+    /// Returns the group that memory is counted in.
+    pub(crate) fn memory(&self) -> Option<&Path> {
+        self.places.memory.as_deref()
+    }
+
     /// Returns the CPU time of everything that ran in the sandbox.
     pub(crate) fn cpu_time(&self) -> Option<Duration> {
         let text = cgroup::read(self.places.v2.as_ref()?, "cpu.stat").ok()?;

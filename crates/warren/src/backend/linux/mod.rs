@@ -19,6 +19,7 @@ mod groups;
 mod host;
 mod launcher;
 mod limits;
+mod peaks;
 mod plan;
 mod port;
 mod probe;

@@ -349,6 +349,12 @@ impl Core {
         self.instance.groups().refusals()
     }
 
+    /// Returns the most memory that the sandbox held since this was asked for the same exec before.
+    pub(crate) fn peak_memory(&self, id: &ExecId) -> Option<u64> {
+        let group = self.instance.groups().memory()?.to_owned();
+        self.execs.peak_memory(&group, id)
+    }
+
     /// Adds what a command used to what the sandbox did.
     pub(crate) fn account(&self, usage: &ResourceUsage) {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
