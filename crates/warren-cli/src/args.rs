@@ -398,6 +398,9 @@ pub(crate) struct ShArgs {
     /// Time by the clock.
     #[arg(long, value_name = "TIME", value_parser = units::time)]
     pub(crate) timeout: Option<Cap<u64>>,
+    /// Have the command read what this reads, to its end; else it reads nothing.
+    #[arg(long)]
+    pub(crate) stdin: bool,
     /// Name or id of the sandbox, or the beginning of one.
     pub(crate) sandbox: String,
     /// The command, in the language of the shell; several words are joined by spaces.

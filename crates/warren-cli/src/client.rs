@@ -196,22 +196,9 @@ impl Client {
         interrupt: &str,
     ) -> Result<T, Failure> {
         let body = serde_json::to_vec(body).map_err(|error| self.garbled(&error.to_string()))?;
-        let answer = self.runtime.block_on(async {
-            let signals = Signals::listen(false);
-            let mut signals =
-                signals.map_err(|error| Failure::system("cannot listen to signals", &error))?;
-            let answer = self.ask_async(Method::POST, path, Some(body), &[]);
-            tokio::pin!(answer);
-            loop {
-                tokio::select! {
-                    answer = &mut answer => return answer,
-                    _ = signals.next() => {
-                        self.ask_async(Method::POST, interrupt, None, &[]).await?;
-                    }
-                }
-            }
-        });
-        self.parsed(&answer?)
+        let answer = self.ask_async(Method::POST, path, Some(body), &[]);
+        let answer = self.runtime.block_on(self.interruptibly(interrupt, answer))?;
+        self.parsed(&answer)
     }
 
     /// Ends or unsets something.
@@ -224,31 +211,71 @@ impl Client {
         &self,
         path: &str,
         headers: &[(&str, &str)],
+        each: impl FnMut(&str, &str) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        self.runtime.block_on(self.events(Method::GET, path, None, headers, each))
+    }
+
+    /// Asks for something and follows what comes of it, as [`follow`](Self::follow) does; a signal
+    /// meanwhile has the daemon interrupt it.
+    pub(crate) fn follow_interruptibly(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+        interrupt: &str,
+        each: impl FnMut(&str, &str) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let body = serde_json::to_vec(body).map_err(|error| self.garbled(&error.to_string()))?;
+        let events = self.events(Method::POST, path, Some(body), &[], each);
+        self.runtime.block_on(self.interruptibly(interrupt, events))
+    }
+
+    async fn events(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Vec<u8>>,
+        headers: &[(&str, &str)],
         mut each: impl FnMut(&str, &str) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        self.runtime.block_on(self.converse(
-            Method::GET,
-            path,
-            whole(None),
-            headers,
-            async |response| {
-                let mut body = self.checked(response).await?;
-                let mut pending = Vec::new();
-                while let Some(frame) = body.frame().await {
-                    let frame = frame.map_err(|error| self.broke(&error))?;
-                    pending.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
-                    while let Some(end) = pending.windows(2).position(|two| two == b"\n\n") {
-                        let event: Vec<u8> = pending.drain(..end + 2).collect();
-                        let text = String::from_utf8_lossy(&event);
-                        let field = |name| text.lines().find_map(|line| line.strip_prefix(name));
-                        if let (Some(kind), Some(data)) = (field("event: "), field("data: ")) {
-                            each(kind, data)?;
-                        }
+        self.converse(method, path, whole(body), headers, async |response| {
+            let mut body = self.checked(response).await?;
+            let mut pending = Vec::new();
+            while let Some(frame) = body.frame().await {
+                let frame = frame.map_err(|error| self.broke(&error))?;
+                pending.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
+                while let Some(end) = pending.windows(2).position(|two| two == b"\n\n") {
+                    let event: Vec<u8> = pending.drain(..end + 2).collect();
+                    let text = String::from_utf8_lossy(&event);
+                    let field = |name| text.lines().find_map(|line| line.strip_prefix(name));
+                    if let (Some(kind), Some(data)) = (field("event: "), field("data: ")) {
+                        each(kind, data)?;
                     }
                 }
-                Ok(())
-            },
-        ))
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Waits for an answer, and has the daemon interrupt the work at each signal.
+    async fn interruptibly<T>(
+        &self,
+        interrupt: &str,
+        answer: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        let signals = Signals::listen(false);
+        let mut signals =
+            signals.map_err(|error| Failure::system("cannot listen to signals", &error))?;
+        tokio::pin!(answer);
+        loop {
+            tokio::select! {
+                answer = &mut answer => return answer,
+                _ = signals.next() => {
+                    self.ask_async(Method::POST, interrupt, None, &[]).await?;
+                }
+            }
+        }
     }
 
     /// Sends what `make` writes, on a thread of its own, and reads the answer.

@@ -306,7 +306,7 @@ pub(crate) fn exec_whole(
     Ok(code)
 }
 
-fn stdin() -> Result<Vec<u8>, Failure> {
+pub(crate) fn stdin() -> Result<Vec<u8>, Failure> {
     if std::io::stdin().is_terminal() {
         let hint = "pipe something in, or leave --stdin out";
         return Err(Failure::usage("stdin is a terminal", hint));

@@ -43,7 +43,7 @@ const MAX_LOG: usize = 16 << 20;
 const USUAL_LOG: usize = 1 << 20;
 /// The longest that one request waits.
 const MAX_WAIT: Duration = Duration::from_secs(3600);
-const KEEP_ALIVE: Duration = Duration::from_secs(15);
+pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// How long a reader on a WebSocket may take for one piece before it is let go; it can come back.
 const READER_PATIENCE: Duration = Duration::from_secs(60);
 /// How large a message on a WebSocket may be.
@@ -186,6 +186,14 @@ pub struct PieceView {
     /// They, in base64, where they are no text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base64: Option<String>,
+}
+
+impl PieceView {
+    /// Returns the bytes.
+    pub fn bytes(&self) -> Vec<u8> {
+        let decoded = self.base64.as_ref().and_then(|encoded| BASE64.decode(encoded).ok());
+        decoded.unwrap_or_else(|| self.text.clone().unwrap_or_default().into_bytes())
+    }
 }
 
 /// How much input was taken.
@@ -770,14 +778,7 @@ fn events(exec: &FoundExec, read: LogRead) -> Vec<Event> {
         events.extend(said.json_data(AttachText::Skipped { bytes: read.skipped }));
     }
     for piece in read.pieces {
-        let next = piece.offset + piece.bytes.len() as u64;
-        let (text, base64) = match String::from_utf8(piece.bytes) {
-            Ok(text) => (Some(text), None),
-            Err(error) => (None, Some(BASE64.encode(error.as_bytes()))),
-        };
-        let view = PieceView { offset: piece.offset, text, base64 };
-        let said = Event::default().id(next.to_string()).event(stream_name(piece.stream));
-        events.extend(said.json_data(view));
+        events.extend(event(piece));
     }
     if read.ended {
         let exec = Box::new(exec.info().into());
@@ -785,6 +786,18 @@ fn events(exec: &FoundExec, read: LogRead) -> Vec<Event> {
         events.extend(said.json_data(AttachText::End { exec, cut: read.cut }));
     }
     events
+}
+
+/// Tells bytes of a log.
+pub(super) fn event(piece: LogPiece) -> Option<Event> {
+    let next = piece.offset + piece.bytes.len() as u64;
+    let (text, base64) = match String::from_utf8(piece.bytes) {
+        Ok(text) => (Some(text), None),
+        Err(error) => (None, Some(BASE64.encode(error.as_bytes()))),
+    };
+    let view = PieceView { offset: piece.offset, text, base64 };
+    let said = Event::default().id(next.to_string()).event(stream_name(piece.stream));
+    said.json_data(view).ok()
 }
 
 fn stream_name(stream: LogStream) -> &'static str {

@@ -61,6 +61,7 @@ fn parts(api: &Api) -> (Router<Api>, Document) {
         .routes(routes!(sandboxes::exec))
         .routes(routes!(sandboxes::attach))
         .routes(routes!(shells::run))
+        .routes(routes!(shells::stream))
         .routes(routes!(system::exec_default))
         .routes(routes!(system::events))
         .routes(routes!(execs::start))

@@ -1,6 +1,7 @@
 //! `/v1/sandboxes/{id}/shells`: commands in one shell that keeps its state.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,19 +9,29 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
+use axum::response::sse::{Event, KeepAlive, Sse};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use chrono::{DateTime, Utc};
+use futures_util::Stream;
 use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use utoipa::ToSchema;
 use warren::shell::{Shell, ShellCommand, ShellInfo, ShellOptions, ShellOutput, ShellState};
-use warren::{ExecCause, Sandbox, SandboxId};
+use warren::{ExecCause, LogPiece, Sandbox, SandboxId};
 
-use super::wire::Page;
+use super::execs::{self, KEEP_ALIVE, PieceView};
+use super::wire::{self, Page};
 use crate::Api;
 use crate::error::{ApiError, ErrorBody};
 use crate::extract::{Body, Id, plain};
 use crate::principal::Principal;
+
+/// How many pieces of output wait for one who streams.
+const PIECES: usize = 16;
+/// How long an answer waits for the first of them, so that a refusal still has its own status.
+const REFUSAL: Duration = Duration::from_millis(500);
 
 /// A command for a shell.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -28,6 +39,12 @@ use crate::principal::Principal;
 pub struct ShellRunBody {
     /// What the shell is to evaluate: anything that could be a script.
     pub command: String,
+    /// What it reads from stdin, as text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stdin: Option<String>,
+    /// What it reads from stdin, in base64.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stdin_base64: Option<String>,
     /// How long it may take; the sandbox's own limit holds too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_ms: Option<u64>,
@@ -45,10 +62,12 @@ pub struct ShellRunBody {
 /// What a command in a shell gave, and how it ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ShellRunView {
-    /// Its exit code, or the one that stands for how it ended.
+    /// The status that the shell gave it, or the one that stands for what was done to it.
     pub exit_code: i32,
-    /// How it ended. `signalled` with signal 2 is a command that was interrupted; a program that a
-    /// signal ended shows as `exited` with 128 and the signal.
+    /// How it ended: what the kernel counted (`out_of_memory`, `too_many_processes`, `disk_quota`), the
+    /// signal that ended the program that failed, or what was done to it (`timed_out`, `output_limit`,
+    /// `cpu_time`). `signalled` with signal 2 is a command that was interrupted. Where there is no bash
+    /// a signal shows as `exited` with 128 and its number.
     #[schema(value_type = Object, example = json!({"kind": "exited", "code": 0}))]
     pub cause: ExecCause,
     /// What was written to stdout meanwhile, as text.
@@ -86,6 +105,13 @@ pub struct ShellUsageView {
     pub wall_time_ms: u64,
     /// What was written to stdout and stderr, kept or not.
     pub output_bytes: u64,
+    /// The most memory that the sandbox held at once, where that is counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peak_memory_bytes: Option<u64>,
+    /// Bytes read, by whatever call, by the shell and by what it waited for.
+    pub bytes_read: u64,
+    /// Bytes written in the same way.
+    pub bytes_written: u64,
 }
 
 /// A shell at one moment.
@@ -116,6 +142,16 @@ pub struct InterruptView {
     pub interrupted: bool,
     /// Whether the shell ended with it.
     pub shell_ended: bool,
+}
+
+impl ShellRunBody {
+    /// Sets what it reads from stdin, as text where it is text.
+    pub fn set_stdin(&mut self, bytes: Vec<u8>) {
+        match String::from_utf8(bytes) {
+            Ok(text) => self.stdin = Some(text),
+            Err(error) => self.stdin_base64 = Some(BASE64.encode(error.into_bytes())),
+        }
+    }
 }
 
 impl From<ShellInfo> for ShellView {
@@ -149,6 +185,9 @@ impl ShellRunView {
                 cpu_time_ms: millis(output.usage.cpu_time),
                 wall_time_ms: millis(output.usage.wall_time),
                 output_bytes: output.usage.output_bytes,
+                peak_memory_bytes: output.usage.peak_memory_bytes,
+                bytes_read: output.usage.bytes_read,
+                bytes_written: output.usage.bytes_written,
             },
             log_begin: output.begin,
             log_end: output.end,
@@ -156,6 +195,11 @@ impl ShellRunView {
             shell_is_new: is_new,
             shell_ended: output.shell == ShellState::Ended,
         }
+    }
+
+    fn without_output(self) -> Self {
+        let (stdout, stderr) = (String::new(), String::new());
+        Self { stdout, stderr, stdout_base64: None, stderr_base64: None, ..self }
     }
 
     /// Returns the bytes that were written to stdout and to stderr.
@@ -182,7 +226,7 @@ async fn sandbox(api: &Api, who: &Principal, id: String) -> Result<Arc<dyn Sandb
 async fn find(api: &Api, who: &Principal, place: Place) -> Result<Arc<Shell>, ApiError> {
     let Path((id, name)) = place;
     let sandbox = sandbox(api, who, id).await?;
-    let found = api.0.shells.find(&*sandbox, &name).await?;
+    let found = api.0.shells.find(&sandbox, &name).await?;
     found.ok_or_else(|| ApiError::not_found("shell", &name))
 }
 
@@ -211,14 +255,28 @@ pub(crate) async fn run(
     Path((id, name)): Place,
     body: Body<ShellRunBody>,
 ) -> Result<Json<ShellRunView>, ApiError> {
-    let body = body.value;
+    let work = begin(&api, &who, id, name, body.value, None).await?;
+    let ran = work.await.unwrap_or_else(|error| Err(ApiError::internal(&error.to_string())));
+    ran.map(Json)
+}
+
+/// Has a command run to its end, whoever waits for it: a shell is left as its next caller expects it.
+async fn begin(
+    api: &Api,
+    who: &Principal,
+    id: String,
+    name: String,
+    body: ShellRunBody,
+    stream: Option<mpsc::Sender<LogPiece>>,
+) -> Result<Work, ApiError> {
     let command = ShellCommand {
         command: body.command,
         timeout: body.timeout_ms.map(Duration::from_millis),
         max_output_bytes: body.max_output_bytes,
+        stdin: wire::stdin(body.stdin, body.stdin_base64)?,
     };
     command.validate()?;
-    let sandbox = sandbox(&api, &who, id).await?;
+    let sandbox = sandbox(api, who, id).await?;
     let running = api.0.ledger.run(&who.tenant, &who.quotas)?;
     let options = ShellOptions {
         name,
@@ -227,18 +285,91 @@ pub(crate) async fn run(
         ..ShellOptions::default()
     };
     let this = api.clone();
-    // To its end: a shell is left as its next caller expects it.
-    api.finish(async move {
+    Ok(api.0.tasks.spawn(async move {
         let _running = running;
         let (shell, is_new) = this.0.shells.open(sandbox, &options).await?;
+        let run = async {
+            match stream {
+                Some(stream) => shell.run_streaming(&command, stream).await,
+                None => shell.run(&command).await,
+            }
+        };
         let ran = tokio::select! {
-            ran = shell.run(&command) => ran?,
+            ran = run => ran?,
             // The daemon ends; the command need not.
             () = this.0.stop.cancelled() => return Err(warren::SandboxError::ShuttingDown.into()),
         };
-        Ok(Json(ShellRunView::new(ran, &shell, is_new)))
-    })
-    .await
+        Ok(ShellRunView::new(ran, &shell, is_new))
+    }))
+}
+
+/// A command that runs.
+type Work = JoinHandle<Result<ShellRunView, ApiError>>;
+
+/// Runs a command in a shell as `run` does, and sends its output as it comes, as Server-Sent Events.
+///
+/// The events are `stdout` and `stderr`, with the bytes and their place in the log of the shell's exec,
+/// and at last `end`, with what `run` answers but for the output; or `error`, if the shell or its
+/// sandbox is lost meanwhile. Hanging up leaves the command to run, and a reader that is too slow for
+/// its timeout misses the rest: both can read it in the log.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{id}/shells/{name}/stream",
+    tag = "shells",
+    params(
+        ("id" = String, Path, description = "The sandbox."),
+        ("name" = String, Path, description = "The shell."),
+    ),
+    request_body = ShellRunBody,
+    responses(
+        (status = 200, content_type = "text/event-stream", body = PieceView),
+        (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody),
+        (status = 409, description = "Another command runs in the shell, or the sandbox is suspended.", body = ErrorBody),
+        (status = 429, description = "A quota is used up.", body = ErrorBody),
+    )
+)]
+pub(crate) async fn stream(
+    State(api): State<Api>,
+    who: Principal,
+    Path((id, name)): Place,
+    body: Body<ShellRunBody>,
+) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, ApiError> {
+    let (pieces_tx, mut pieces) = mpsc::channel(PIECES);
+    let work = begin(&api, &who, id, name, body.value, Some(pieces_tx)).await?;
+    let (first, work) = match tokio::time::timeout(REFUSAL, pieces.recv()).await {
+        Ok(Some(piece)) => (execs::event(piece), Some(work)),
+        // It is over, or was never begun.
+        Ok(None) => {
+            let ended = work.await;
+            let ended = ended.unwrap_or_else(|error| Err(ApiError::internal(&error.to_string())));
+            (end(Ok(ended?)), None)
+        }
+        Err(_) => (None, Some(work)),
+    };
+    let rest = futures_util::stream::unfold((pieces, work), async |(mut pieces, work)| {
+        let mut work = work?;
+        match pieces.recv().await {
+            Some(piece) => Some((execs::event(piece), (pieces, Some(work)))),
+            None => {
+                let ended = (&mut work).await;
+                let ended =
+                    ended.unwrap_or_else(|error| Err(ApiError::internal(&error.to_string())));
+                Some((end(ended), (pieces, None)))
+            }
+        }
+    });
+    let events = futures_util::StreamExt::chain(futures_util::stream::iter([first]), rest);
+    let events = futures_util::StreamExt::filter_map(events, async |event| event.map(Ok));
+    Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
+}
+
+/// Tells the end of a command whose output was sent.
+fn end(ended: Result<ShellRunView, ApiError>) -> Option<Event> {
+    match ended {
+        Ok(view) => Event::default().event("end").json_data(view.without_output()).ok(),
+        Err(error) => Event::default().event("error").json_data(error.body()).ok(),
+    }
 }
 
 /// Stops the command that runs in a shell and waits until it has; the shell keeps its state.

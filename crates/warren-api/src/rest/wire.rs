@@ -363,6 +363,25 @@ pub struct ExecBody {
     pub timeout_ms: Option<u64>,
 }
 
+/// Returns what a command is to read, which is given in one of two ways.
+pub(super) fn stdin(
+    text: Option<String>,
+    encoded: Option<String>,
+) -> Result<Option<Vec<u8>>, ApiError> {
+    match (text, encoded) {
+        (None, None) => Ok(None),
+        (Some(text), None) => Ok(Some(text.into_bytes())),
+        (None, Some(encoded)) => Ok(Some(BASE64.decode(encoded).map_err(|error| {
+            let hint = "encode it as in RFC 4648, section 4";
+            SandboxError::invalid("stdin_base64", error.to_string(), hint)
+        })?)),
+        (Some(_), Some(_)) => {
+            let reason = "`stdin` is given too";
+            Err(SandboxError::invalid("stdin_base64", reason, "give one").into())
+        }
+    }
+}
+
 impl ExecBody {
     /// Sets what it reads from stdin, as text where it is text.
     pub fn set_stdin(&mut self, bytes: Vec<u8>) {
@@ -373,18 +392,7 @@ impl ExecBody {
     }
 
     pub(crate) fn command(self) -> Result<Command, ApiError> {
-        let stdin = match (self.stdin, self.stdin_base64) {
-            (None, None) => None,
-            (Some(text), None) => Some(text.into_bytes()),
-            (None, Some(encoded)) => Some(BASE64.decode(encoded).map_err(|error| {
-                let hint = "encode it as in RFC 4648, section 4";
-                SandboxError::invalid("stdin_base64", error.to_string(), hint)
-            })?),
-            (Some(_), Some(_)) => {
-                let reason = "`stdin` is given too";
-                return Err(SandboxError::invalid("stdin_base64", reason, "give one").into());
-            }
-        };
+        let stdin = stdin(self.stdin, self.stdin_base64)?;
         let command = Command {
             program: self.program,
             args: self.args,

@@ -46,6 +46,7 @@ fn named() -> Vec<(&'static str, &'static str, Value)> {
         ("GET", "/v1/sandboxes/{sandbox}/shells/{name}", none()),
         ("DELETE", "/v1/sandboxes/{sandbox}/shells/{name}", none()),
         ("POST", "/v1/sandboxes/{sandbox}/shells/{name}/run", json!({ "command": "true" })),
+        ("POST", "/v1/sandboxes/{sandbox}/shells/{name}/stream", json!({ "command": "true" })),
         ("POST", "/v1/sandboxes/{sandbox}/shells/{name}/interrupt", none()),
         ("POST", "/v1/sandboxes", json!({ "select": { "preferred_id": "{sandbox}" } })),
         ("PUT", "/v1/default", json!({ "sandbox_id": "{sandbox}" })),
