@@ -60,6 +60,14 @@ impl ApiError {
         self.code
     }
 
+    /// Returns what went wrong and what could be done about it.
+    pub(crate) fn text(&self) -> String {
+        match &self.hint {
+            Some(hint) => format!("{}; {hint}", self.message),
+            None => self.message.clone(),
+        }
+    }
+
     /// Returns the body that is sent.
     pub(crate) fn body(&self) -> ErrorBody {
         let (code, message, hint) = (self.code.to_owned(), self.message.clone(), self.hint.clone());
@@ -263,6 +271,8 @@ fn file_status(kind: FileFault) -> StatusCode {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.body())).into_response();
+        // Another dialect says it in its own words.
+        response.extensions_mut().insert(self.clone());
         let headers = response.headers_mut();
         if let Some(after) = self.retry_after {
             // Whole seconds, rounded up: earlier would be too early.

@@ -18,6 +18,7 @@ use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConditionallySelectable as _, ConstantTimeEq as _};
 
 const PREFIX: &str = "wrn_";
+const E2B_PREFIX: &str = "e2b_";
 const MAX_TENANT: usize = 64;
 
 /// How much of everything one tenant may have at once. Absent means without a bound.
@@ -43,7 +44,7 @@ pub struct KeyRecord {
     pub id: String,
     /// Whom it stands for.
     pub tenant: String,
-    /// SHA-256 of the key, in hexadecimal digits. A key is 256 random bits, so that no slower hash
+    /// SHA-256 of the key, in hexadecimal digits. A key is 160 random bits or more, so that no slower hash
     /// would make guessing it any harder.
     pub sha256: String,
     /// When it was made.
@@ -123,11 +124,35 @@ impl Keys {
 
     /// Makes a key and returns it; this is the only time that anybody sees it.
     pub fn create(&self, tenant: &str, quotas: Quotas) -> Result<(String, KeyRecord), KeyError> {
+        let key = format!("{PREFIX}{}", hex(&self.random::<32>()?));
+        self.keep(key, tenant, quotas)
+    }
+
+    /// Makes a key of the only form that some releases of E2B's SDKs take.
+    pub fn create_for_e2b(
+        &self,
+        tenant: &str,
+        quotas: Quotas,
+    ) -> Result<(String, KeyRecord), KeyError> {
+        let key = format!("{E2B_PREFIX}{}", hex(&self.random::<20>()?));
+        self.keep(key, tenant, quotas)
+    }
+
+    /// Tells whether this is a key that lets somebody in.
+    pub fn is_good(&self, key: &str) -> bool {
+        self.find(key).is_some()
+    }
+
+    fn keep(
+        &self,
+        key: String,
+        tenant: &str,
+        quotas: Quotas,
+    ) -> Result<(String, KeyRecord), KeyError> {
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if !(1..=MAX_TENANT).contains(&tenant.len()) || !tenant.chars().all(plain) {
             return Err(KeyError::Tenant { name: tenant.to_owned() });
         }
-        let key = format!("{PREFIX}{}", hex(&self.random::<32>()?));
         let record = KeyRecord {
             id: format!("key-{}", hex(&self.random::<6>()?)),
             tenant: tenant.to_owned(),

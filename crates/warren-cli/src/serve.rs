@@ -17,7 +17,8 @@ use warren::store::sqlite::{Retention, SqliteStore};
 use warren::store::{Image, Store};
 use warren::{DefaultSandboxManager, IsolationBackend, Shutdown};
 use warren_api::journal::{KEPT_ANSWERS, KEPT_EVENTS};
-use warren_api::keys::Keys;
+use warren_api::e2b;
+use warren_api::keys::{Keys, Quotas};
 use warren_api::server::Server;
 use warren_api::{Api, Options, rest};
 
@@ -26,6 +27,7 @@ use crate::config::{Config, LogFormat, Surroundings};
 use crate::failure::Failure;
 use crate::keys;
 use crate::notify::notify;
+use crate::output;
 use crate::socket::Socket;
 
 /// How long requests that still run are waited for.
@@ -37,6 +39,14 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Failure> {
     log_to_stderr(&config);
     let _lock = lock(&config.state_dir)?;
     let keys = Keys::at(config.state_dir.join(keys::FILE));
+    let e2b_key = match (args.e2b, config.listen) {
+        (false, _) => None,
+        (true, Some(_)) => Some(e2b_key(&config.state_dir, &keys)?),
+        (true, None) => {
+            let hint = "say where: warren serve --e2b --listen 127.0.0.1:3000";
+            return Err(Failure::usage("E2B is spoken on TCP, and there is no address".to_owned(), hint));
+        }
+    };
     if let Some(listen) = config.listen
         && keys.list()?.is_empty()
     {
@@ -52,7 +62,8 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Failure> {
         .enable_all()
         .build()
         .map_err(|error| Failure::system("cannot start", &error))?;
-    let ended = runtime.block_on(run(args, &config, keys, backends, listener));
+    let ended =
+        runtime.block_on(run(args, &config, keys, e2b_key.as_deref(), backends, listener));
     drop(socket);
     ended.map(|()| 0)
 }
@@ -61,6 +72,7 @@ async fn run(
     args: &ServeArgs,
     config: &Config,
     keys: Keys,
+    e2b_key: Option<&str>,
     backends: Vec<Arc<dyn IsolationBackend>>,
     listener: std::os::unix::net::UnixListener,
 ) -> Result<(), Failure> {
@@ -102,6 +114,19 @@ async fn run(
     server.serve(listener, router.clone());
     if let Some(tcp) = tcp {
         let address = tcp.local_addr().map_err(failed("cannot listen"))?;
+        let router = match e2b_key {
+            None => router,
+            Some(key) => {
+                let settings = e2b::control::Settings { domain: args.e2b_domain.clone() };
+                let router = e2b::control::open(&api, settings).await?;
+                let shown = format!(
+                    "export E2B_API_URL=http://{address}\nexport E2B_SANDBOX_URL=http://{address}\n\
+                     export E2B_API_KEY={key}\n"
+                );
+                output::print(shown.as_bytes()).map_err(failed("cannot write to stdout"))?;
+                router
+            }
+        };
         server.serve(tcp, router);
         tracing::info!(%address, "listening");
     }
@@ -129,6 +154,33 @@ async fn run(
         _ = interrupt.recv() => tracing::warn!("stopped at once"),
     }
     Ok(())
+}
+
+/// Returns the key that E2B's SDKs are to use: the one of the start before, as long as it is good.
+///
+/// It is kept as it is, for the daemon's own user alone: whoever starts the daemon again is to be told
+/// the same.
+fn e2b_key(state_dir: &Path, keys: &Keys) -> Result<String, Failure> {
+    let path = state_dir.join("e2b.key");
+    let failed = |error| Failure::system(&format!("cannot use {}", path.display()), &error);
+    match std::fs::read_to_string(&path) {
+        Ok(key) if keys.is_good(key.trim()) => return Ok(key.trim().to_owned()),
+        Ok(_) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => return Err(failed(error)),
+    }
+    let (key, _) = keys.create_for_e2b("e2b", Quotas::default())?;
+    let new = path.with_extension("new");
+    let mut file = OpenOptions::new()
+        .create(true)
+        .truncate(true)
+        .write(true)
+        .mode(0o600)
+        .open(&new)
+        .map_err(failed)?;
+    std::io::Write::write_all(&mut file, format!("{key}\n").as_bytes()).map_err(failed)?;
+    std::fs::rename(&new, &path).map_err(failed)?;
+    Ok(key)
 }
 
 /// Opens a manager with records that outlive it, and returns what they said before; where no backend

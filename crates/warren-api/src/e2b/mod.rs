@@ -4,7 +4,9 @@
 //! the sandbox where it comes from and is us here, or to a port inside. Which sandboxes there are
 //! is for the control plane to know: it keeps the [`SandboxDirectory`].
 
+pub mod control;
 mod directory;
+mod record;
 mod routing;
 
 use std::fmt;

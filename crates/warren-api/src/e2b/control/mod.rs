@@ -1,0 +1,324 @@
+//! The control plane of E2B: makes, finds, pauses and ends sandboxes as its SDKs ask for it.
+//!
+//! A thin dialect: the manager has the sandboxes, the journal what E2B says of them (`Record`), and
+//! here is when each one's time is up. Both generations of the API are served.
+
+mod life;
+mod list;
+mod sandboxes;
+pub(crate) mod wire;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::http::StatusCode;
+use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::{delete, get, post, put};
+use serde_json::json;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use warren::{SandboxError, SandboxId};
+
+use super::record::{self, Record, State};
+use super::{SandboxDirectory, SandboxEntry};
+use crate::error::ApiError;
+use crate::extract::MAX_BODY;
+use crate::principal::{Principal, authenticate, refuse_browsers};
+use crate::{Api, rest};
+
+/// How E2B's control plane behaves.
+#[derive(Debug, Clone, Default)]
+pub struct Settings {
+    /// The domain below which ports of sandboxes have names; none if they are reached by headers alone.
+    pub domain: Option<String>,
+}
+
+/// The control plane. Clones are handles to the same one.
+#[derive(Clone)]
+pub struct Control(Arc<Inner>);
+
+struct Inner {
+    api: Api,
+    settings: Settings,
+    sandboxes: Mutex<HashMap<String, Arc<Live>>>,
+    /// Some sandbox has another end than before.
+    changed: Notify,
+}
+
+/// A sandbox that E2B's clients know, running or paused.
+struct Live {
+    id: String,
+    record: Mutex<Record>,
+    /// Held while its life changes, so that contradicting calls follow each other.
+    turn: tokio::sync::Mutex<()>,
+    /// When its time is up, by a clock that nobody can set.
+    deadline: Mutex<Instant>,
+    /// Cancelled when it is killed or paused.
+    over: Mutex<CancellationToken>,
+    samples: Mutex<life::Samples>,
+}
+
+impl fmt::Debug for Control {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Control").field("settings", &self.0.settings).finish_non_exhaustive()
+    }
+}
+
+/// Locks what is touched for moments; a panic elsewhere leaves plain values behind.
+fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Live {
+    fn new(record: Record) -> Self {
+        let left = record.end_at.signed_duration_since(chrono::Utc::now());
+        let deadline = Instant::now() + left.to_std().unwrap_or(Duration::ZERO);
+        Self {
+            id: record.id(),
+            record: Mutex::new(record),
+            turn: tokio::sync::Mutex::default(),
+            deadline: Mutex::new(deadline),
+            over: Mutex::default(),
+            samples: Mutex::default(),
+        }
+    }
+
+    fn record(&self) -> Record {
+        guard(&self.record).clone()
+    }
+
+    fn state(&self) -> State {
+        guard(&self.record).state
+    }
+
+    fn deadline(&self) -> Instant {
+        *guard(&self.deadline)
+    }
+}
+
+impl Control {
+    /// Takes up what E2B's clients were told by the daemon before, and begins to look after it.
+    ///
+    /// The API must have started.
+    pub async fn start(api: &Api, settings: Settings) -> Result<Self, SandboxError> {
+        let (_, notes) = api.0.journal.load().await?;
+        let mut sandboxes = HashMap::new();
+        for (name, note) in notes {
+            if !name.starts_with(record::NOTE) {
+                continue;
+            }
+            match serde_json::from_value::<Record>(note) {
+                Ok(record) => {
+                    sandboxes.insert(record.id(), Arc::new(Live::new(record)));
+                }
+                Err(error) => tracing::error!(name, %error, "a record cannot be read"),
+            }
+        }
+        let changed = Notify::new();
+        let inner =
+            Inner { api: api.clone(), settings, sandboxes: Mutex::new(sandboxes), changed };
+        let this = Self(Arc::new(inner));
+        this.forget_lost().await?;
+        let api = &this.0.api;
+        api.0.tasks.spawn(this.clone().keep_time());
+        api.0.tasks.spawn(this.clone().keep_sampled());
+        Ok(this)
+    }
+
+    fn api(&self) -> &Api {
+        &self.0.api
+    }
+
+    fn domain(&self) -> Option<&str> {
+        self.0.settings.domain.as_deref()
+    }
+
+    fn all(&self) -> Vec<Arc<Live>> {
+        guard(&self.0.sandboxes).values().cloned().collect()
+    }
+
+    fn get(&self, id: &str) -> Option<Arc<Live>> {
+        guard(&self.0.sandboxes).get(id).cloned()
+    }
+
+    /// Returns the caller's sandbox of this id; what is another's does not exist.
+    fn own(&self, who: &Principal, id: &str) -> Result<Arc<Live>, ApiError> {
+        let found = self.get(id).filter(|live| *guard(&live.record).tenant == *who.tenant);
+        found.ok_or_else(|| not_found(id))
+    }
+
+    /// Writes a record, before anybody is told what it says.
+    async fn write(&self, record: &Record) -> Result<(), ApiError> {
+        let value = serde_json::to_value(record);
+        let value = value.map_err(|_| ApiError::internal("cannot write JSON"))?;
+        let note = (format!("{}{}", record::NOTE, record.id()), Some(value));
+        let written = self.api().0.journal.record(Vec::new(), vec![note]).await;
+        Ok(written.map_err(SandboxError::from)?)
+    }
+
+    /// Forgets a sandbox that is gone.
+    async fn erase(&self, id: &str) {
+        guard(&self.0.sandboxes).remove(id);
+        let note = (format!("{}{id}", record::NOTE), None);
+        if let Err(error) = self.api().0.journal.record(Vec::new(), vec![note]).await {
+            // The next daemon finds that it is gone.
+            tracing::warn!(%error, "cannot record that a sandbox is gone");
+        }
+    }
+
+    /// Forgets what ended while nobody looked.
+    async fn forget_lost(&self) -> Result<(), SandboxError> {
+        for live in self.all() {
+            let record = live.record();
+            if self.api().manager().get_sandbox(&record.sandbox).await?.is_none() {
+                self.erase(&live.id).await;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl SandboxDirectory for Control {
+    async fn find(&self, id: &str) -> Option<SandboxEntry> {
+        let live = self.get(id)?;
+        if let State::Paused(_) = live.state() {
+            if !guard(&live.record).auto_resume {
+                return None;
+            }
+            let (this, woken) = (self.clone(), Arc::clone(&live));
+            // To its end, even if whoever came goes away meanwhile.
+            self.api().finish(async move { this.wake(&woken).await }).await.ok()?;
+        }
+        self.entry(&live).await
+    }
+
+    async fn running(&self) -> Vec<SandboxEntry> {
+        let mut running = Vec::new();
+        for live in self.all() {
+            running.extend(self.entry(&live).await);
+        }
+        running
+    }
+}
+
+impl Control {
+    /// Returns what traffic needs to know of a sandbox that runs.
+    async fn entry(&self, live: &Live) -> Option<SandboxEntry> {
+        let (record, over) = (live.record(), guard(&live.over).clone());
+        if record.state != State::Running || live.deadline() <= Instant::now() {
+            return None;
+        }
+        let sandbox = match self.api().manager().get_sandbox(&record.sandbox).await {
+            Ok(Some(sandbox)) => sandbox,
+            // It ended by itself.
+            Ok(None) => {
+                over.cancel();
+                self.erase(&live.id).await;
+                return None;
+            }
+            Err(_) => return None,
+        };
+        let mask = record.network.as_ref().and_then(|network| network.mask_request_host.clone());
+        Some(SandboxEntry {
+            id: live.id.clone(),
+            sandbox,
+            tenant: record.tenant.into(),
+            quotas: record.quotas,
+            access_token: record.access_token,
+            traffic_token: record.traffic_token,
+            host_mask: mask,
+            env: record.env.into_iter().collect(),
+            user: "user".to_owned(),
+            workdir: None,
+            over,
+        })
+    }
+}
+
+fn not_found(id: &str) -> ApiError {
+    let id: String = id.chars().take(64).collect();
+    let message = format!("sandbox \"{id}\" doesn't exist or you don't have access to it");
+    ApiError::new(StatusCode::NOT_FOUND, "not_found", message)
+}
+
+fn bad_request(message: impl Into<String>) -> ApiError {
+    ApiError::new(StatusCode::BAD_REQUEST, "bad_request", message)
+}
+
+/// Starts the control plane and returns the router of the whole dialect, with the native one behind it.
+pub async fn open(api: &Api, settings: Settings) -> Result<Router, SandboxError> {
+    let control = Control::start(api, settings).await?;
+    let dialect = super::E2b::new(api, Arc::new(control.clone()));
+    Ok(super::router(&dialect, router(&control)))
+}
+
+/// Returns the router of the control plane; what is none of E2B's goes to the native dialect.
+pub fn router(control: &Control) -> Router {
+    let api = control.api();
+    let paths = Router::new()
+        .route("/sandboxes", post(sandboxes::create_v1).get(list::list_v1))
+        .route("/v2/sandboxes", post(sandboxes::create_v2).get(list::list_v2))
+        .route("/sandboxes/metrics", get(list::metrics_of_all))
+        .route("/sandboxes/{id}", get(sandboxes::show).delete(sandboxes::kill))
+        .route("/sandboxes/{id}/timeout", post(sandboxes::set_timeout))
+        .route("/sandboxes/{id}/refreshes", post(sandboxes::refresh))
+        .route("/sandboxes/{id}/connect", post(sandboxes::connect_v1))
+        .route("/v2/sandboxes/{id}/connect", post(sandboxes::connect_v2))
+        .route("/sandboxes/{id}/resume", post(sandboxes::resume))
+        .route("/sandboxes/{id}/pause", post(sandboxes::pause))
+        .route("/sandboxes/{id}/fork", post(sandboxes::fork))
+        .route("/sandboxes/{id}/snapshots", post(sandboxes::snapshot))
+        .route("/snapshots", get(list::snapshots))
+        .route("/templates/{id}", delete(sandboxes::delete_template))
+        .route("/sandboxes/{id}/network", put(sandboxes::set_network))
+        .route("/sandboxes/{id}/metrics", get(list::metrics))
+        .route("/sandboxes/{id}/logs", get(list::logs))
+        .route("/v2/sandboxes/{id}/logs", get(list::logs))
+        .route_layer(from_fn_with_state(api.clone(), authenticate))
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .layer(from_fn_with_state(api.clone(), refuse_browsers))
+        .layer(from_fn(in_their_words))
+        .route("/health", get(async || StatusCode::NO_CONTENT))
+        .with_state(control.clone());
+    paths.fallback_service(rest::router(api))
+}
+
+/// Says in E2B's form what was refused.
+async fn in_their_words(request: Request, next: Next) -> Response {
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let began = std::time::Instant::now();
+    let response = next.run(request).await;
+    let status = response.status().as_u16();
+    let tenant = response.extensions().get::<Principal>().map(|who| &*who.tenant);
+    tracing::info!(%method, path, status, tenant, elapsed_ms = began.elapsed().as_millis(), "request");
+    let Some(error) = response.extensions().get::<ApiError>().cloned() else { return response };
+    let body = json!({ "code": error.status().as_u16(), "message": error.text() });
+    let mut answer = (error.status(), axum::Json(body)).into_response();
+    if let Some(after) = response.headers().get(axum::http::header::RETRY_AFTER) {
+        answer.headers_mut().insert(axum::http::header::RETRY_AFTER, after.clone());
+    }
+    answer
+}
+
+/// Returns a random secret.
+fn token() -> Result<String, ApiError> {
+    let mut bytes = [0; 32];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|_| ApiError::internal("no random numbers"))?;
+    Ok(crate::keys::hex(&bytes))
+}
+
+/// Returns the sandbox that an id of E2B's names, whether or not there is one.
+#[expect(dead_code, reason = "for what names sandboxes by E2B's ids before they exist")]
+fn long(id: &str) -> Option<SandboxId> {
+    let uuid = uuid::Uuid::try_parse(id).ok()?;
+    Some(SandboxId::from_string(format!("sbx-{uuid}")))
+}

@@ -1,0 +1,486 @@
+//! Sandboxes, one at a time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse as _, Response};
+use chrono::Utc;
+use warren::{ResourceLimits, SandboxSelectionOptions, SandboxSpec};
+
+use super::super::record::{OnTimeout, PauseMode, Record, State as Life};
+use super::life::{Time, lease, unsupported};
+use super::wire::{DetailView, Lease, Network, NewSandbox, SandboxView};
+use super::{Control, Live, bad_request, guard, token};
+use crate::error::ApiError;
+use crate::extract::Body;
+use crate::idempotency::{self, Answer};
+use crate::principal::Principal;
+
+/// The template that is there from the start.
+pub(super) const BASE: &str = "base";
+/// What a sandbox is given where its template does not say.
+const CPUS: u32 = 2;
+const MEMORY_MB: u64 = 2048;
+const DISK_MB: u64 = 1024;
+
+/// Which generation of the API asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Generation {
+    First,
+    Second,
+}
+
+impl Generation {
+    /// How long a sandbox is wanted where nobody says.
+    fn timeout_s(self) -> u64 {
+        match self {
+            Self::First => 15,
+            Self::Second => 300,
+        }
+    }
+}
+
+/// `POST /sandboxes`.
+pub(super) async fn create_v1(
+    State(control): State<Control>,
+    who: Principal,
+    headers: HeaderMap,
+    body: Body<NewSandbox>,
+) -> Result<Response, ApiError> {
+    create(control, who, &headers, body, Generation::First).await
+}
+
+/// `POST /v2/sandboxes`.
+pub(super) async fn create_v2(
+    State(control): State<Control>,
+    who: Principal,
+    headers: HeaderMap,
+    body: Body<NewSandbox>,
+) -> Result<Response, ApiError> {
+    create(control, who, &headers, body, Generation::Second).await
+}
+
+async fn create(
+    control: Control,
+    who: Principal,
+    headers: &HeaderMap,
+    body: Body<NewSandbox>,
+    generation: Generation,
+) -> Result<Response, ApiError> {
+    let key = idempotency::key(headers)?;
+    if let Some(key) = &key
+        && !key.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+    {
+        return Err(bad_request("invalid Idempotency-Key: lower-case letters, digits and `-`"));
+    }
+    let wanted = wanted(&body.value, generation)?;
+    let api = control.api().clone();
+    let work = {
+        let (control, who) = (control.clone(), who.clone());
+        async move {
+            let record = control.make(&who, wanted, &body.value.template_id).await?;
+            let view = SandboxView::of(&record, control.domain());
+            Ok((record, Answer::json(StatusCode::CREATED, &view)?))
+        }
+    };
+    let Some(key) = key else {
+        // To its end, even if the client hangs up: an SDK that tries again does not know this one, and
+        // its time will be up.
+        let (_, answer) = api.finish(work).await?;
+        return Ok(answer.into_response(false));
+    };
+    let (name, digest) = ((Arc::clone(&who.tenant), format!("e2b/{key}")), body.digest);
+    let (this, kept_as) = (api.clone(), name.clone());
+    let work = async move {
+        let (record, answer) = work.await?;
+        let kept = this.0.repeatable.keep(&kept_as, digest, &answer).await;
+        if kept.is_err()
+            && let Some(live) = control.get(&record.id())
+        {
+            let _turn = live.turn.lock().await;
+            control.end(&live).await?;
+        }
+        kept.map(|()| answer)
+    };
+    api.0.repeatable.once(&api.0.tasks, name, digest, work).await
+}
+
+/// What is wanted of a sandbox beside where it comes from.
+#[derive(Debug)]
+struct Wanted {
+    timeout_s: u64,
+    access_token: Option<String>,
+    traffic_token: Option<String>,
+    on_timeout: OnTimeout,
+    auto_resume: bool,
+    body: NewSandbox,
+}
+
+/// Checks what is asked for.
+fn wanted(body: &NewSandbox, generation: Generation) -> Result<Wanted, ApiError> {
+    if body.template_id.is_empty() {
+        return Err(bad_request("templateID is missing"));
+    }
+    let timeout_s = body.timeout.unwrap_or_else(|| generation.timeout_s());
+    let secure = generation == Generation::Second || body.secure.unwrap_or(false);
+    let public = body.network.as_ref().and_then(|network| network.allow_public_traffic);
+    if let Some(network) = &body.network {
+        network.check().map_err(bad_request)?;
+    }
+    let is_closed = public == Some(false);
+    if is_closed && !secure {
+        return Err(bad_request(
+            "You cannot restrict public traffic without secured access: set `secure` to true",
+        ));
+    }
+    let pause = body.auto_pause.unwrap_or(false);
+    let keeps_memory = body.auto_pause_memory.unwrap_or(true);
+    let auto_resume = body.auto_resume.is_some_and(|auto| auto.enabled);
+    if !keeps_memory && !pause {
+        return Err(bad_request("autoPauseMemory can only be set to false when autoPause is on"));
+    }
+    if !keeps_memory && auto_resume {
+        return Err(bad_request("a filesystem-only auto-pause cannot be combined with auto-resume"));
+    }
+    if body.volume_mounts.as_ref().is_some_and(|mounts| !mounts.is_empty()) {
+        return Err(bad_request("volumes are not supported by this server"));
+    }
+    let tokens = body.iam.as_ref().and_then(|iam| iam.get("tokens"));
+    if tokens.and_then(|tokens| tokens.as_object()).is_some_and(|tokens| !tokens.is_empty()) {
+        return Err(bad_request("identity tokens are not supported by this server"));
+    }
+    Ok(Wanted {
+        timeout_s,
+        access_token: secure.then(token).transpose()?,
+        traffic_token: is_closed.then(token).transpose()?,
+        on_timeout: match (pause, keeps_memory) {
+            (false, _) => OnTimeout::Kill,
+            (true, true) => OnTimeout::Pause(PauseMode::Full),
+            (true, false) => OnTimeout::Pause(PauseMode::Filesystem),
+        },
+        auto_resume,
+        body: body.clone(),
+    })
+}
+
+/// Where a sandbox comes from.
+#[derive(Debug, Clone)]
+struct Origin {
+    id: String,
+    alias: Option<String>,
+}
+
+impl Control {
+    /// Finds what a caller may make sandboxes from.
+    async fn origin(&self, _who: &Principal, name: &str) -> Result<Origin, ApiError> {
+        let bare = name.strip_suffix(":default").unwrap_or(name);
+        match bare {
+            BASE => Ok(Origin { id: BASE.to_owned(), alias: Some(BASE.to_owned()) }),
+            _ => {
+                let shown: String = name.chars().take(128).collect();
+                let message = format!("template '{shown}' not found");
+                Err(ApiError::new(StatusCode::NOT_FOUND, "not_found", message))
+            }
+        }
+    }
+
+    /// Makes a sandbox and writes down what is said of it.
+    async fn make(&self, who: &Principal, wanted: Wanted, name: &str) -> Result<Record, ApiError> {
+        let origin = self.origin(who, name).await?;
+        let spec = spec();
+        let fresh = SandboxSelectionOptions {
+            require_fresh: true,
+            use_pool: true,
+            ..SandboxSelectionOptions::default()
+        };
+        let (session, sandbox) = self.api().acquire(who, &spec, &fresh).await?;
+        let Wanted { timeout_s, access_token, traffic_token, on_timeout, auto_resume, body } =
+            wanted;
+        let now = Utc::now();
+        let mut record = Record {
+            sandbox: sandbox.id().clone(),
+            session: session.session_id.clone(),
+            tenant: who.tenant.to_string(),
+            quotas: who.quotas,
+            template: origin.id,
+            alias: origin.alias,
+            metadata: body.metadata.unwrap_or_default(),
+            env: body.env_vars.unwrap_or_default(),
+            access_token,
+            traffic_token,
+            started_at: now,
+            end_at: now,
+            timeout_s,
+            on_timeout,
+            auto_resume,
+            state: Life::Running,
+            allow_internet: body.allow_internet_access,
+            network: body.network,
+            cpus: CPUS,
+            memory_mb: MEMORY_MB,
+            disk_mb: DISK_MB,
+        };
+        let written = match lease(&mut record, timeout_s) {
+            Ok(()) => self.write(&record).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = written {
+            self.api().undo(&session).await;
+            return Err(error);
+        }
+        let live = Arc::new(Live::new(record.clone()));
+        guard(&self.0.sandboxes).insert(live.id.clone(), live);
+        self.0.changed.notify_one();
+        Ok(record)
+    }
+
+    /// Does something with a sandbox of the caller's, to its end, and nobody else meanwhile.
+    async fn with<T: Send + 'static, F>(
+        &self,
+        who: &Principal,
+        id: &str,
+        work: impl FnOnce(Self, Arc<Live>) -> F + Send + 'static,
+    ) -> Result<T, ApiError>
+    where
+        F: Future<Output = Result<T, ApiError>> + Send,
+    {
+        let live = self.own(who, id)?;
+        let (this, who, id) = (self.clone(), who.clone(), id.to_owned());
+        let done = async move {
+            let _turn = live.turn.lock().await;
+            // It may have ended while we waited for our turn.
+            let known = this.own(&who, &id)?;
+            work(this.clone(), known).await
+        };
+        self.api().finish(done).await
+    }
+}
+
+/// What a sandbox of E2B's is.
+fn spec() -> SandboxSpec {
+    SandboxSpec {
+        profile: "dev".to_owned(),
+        workdir: "/home/user".into(),
+        limits: ResourceLimits {
+            // What it writes is in memory, too.
+            max_memory_bytes: Some(MEMORY_MB << 20),
+            max_write_bytes: Some(DISK_MB << 20),
+            max_processes: Some(1024),
+            max_open_files: Some(65_536),
+            max_output_bytes: Some(64 << 20),
+            // Commands have deadlines of their own, and the sandbox has its time.
+            max_cpu_time_ms: None,
+            max_wall_time_ms: None,
+            ..ResourceLimits::default()
+        },
+        creation_timeout: Duration::from_secs(30),
+        ..SandboxSpec::default()
+    }
+}
+
+/// `GET /sandboxes/{id}`.
+pub(super) async fn show(
+    State(control): State<Control>,
+    who: Principal,
+    Path(id): Path<String>,
+) -> Result<Json<DetailView>, ApiError> {
+    let live = control.own(&who, &id)?;
+    Ok(Json(DetailView::of(&live.record(), control.domain())))
+}
+
+/// `DELETE /sandboxes/{id}`.
+pub(super) async fn kill(
+    State(control): State<Control>,
+    who: Principal,
+    Path(id): Path<String>,
+) -> Result<StatusCode, ApiError> {
+    control.with(&who, &id, async move |control, live| control.end(&live).await).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// `POST /sandboxes/{id}/timeout`.
+pub(super) async fn set_timeout(
+    State(control): State<Control>,
+    who: Principal,
+    Path(id): Path<String>,
+    body: Body<Lease>,
+) -> Result<StatusCode, ApiError> {
+    let timeout_s = body.value.timeout.ok_or_else(|| bad_request("timeout is missing"))?;
+    let work = async move |control: Control, live: Arc<Live>| {
+        control.give_time(&live, timeout_s, Time::Exact).await
+    };
+    control.with(&who, &id, work).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// `POST /sandboxes/{id}/refreshes`.
+pub(super) async fn refresh(
+    State(control): State<Control>,
+    who: Principal,
+    Path(id): Path<String>,
+    body: Body<Lease>,
+) -> Result<StatusCode, ApiError> {
+    let duration = body.value.duration.unwrap_or_else(|| Generation::First.timeout_s());
+    let work = async move |control: Control, live: Arc<Live>| {
+        control.give_time(&live, duration, Time::Longer).await
+    };
+    control.with(&who, &id, work).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// `POST /sandboxes/{id}/connect`.
+pub(super) async fn connect_v1(
+    State(control): State<Control>,
+    who: Principal,
+    Path(id): Path<String>,
+    body: Body<Lease>,
+) -> Result<Response, ApiError> {
+    connect(&control, &who, &id, &body.value, Generation::First).await
+}
+
+/// `POST /v2/sandboxes/{id}/connect`.
+pub(super) async fn connect_v2(
+    State(control): State<Control>,
+    who: Principal,
+    Path(id): Path<String>,
+    body: Body<Lease>,
+) -> Result<Response, ApiError> {
+    connect(&control, &who, &id, &body.value, Generation::Second).await
+}
+
+async fn connect(
+    control: &Control,
+    who: &Principal,
+    id: &str,
+    body: &Lease,
+    generation: Generation,
+) -> Result<Response, ApiError> {
+    let timeout_s = body.timeout.unwrap_or_else(|| generation.timeout_s());
+    let work = async move |control: Control, live: Arc<Live>| {
+        let status = match live.state() {
+            Life::Running => {
+                control.give_time(&live, timeout_s, Time::Longer).await?;
+                StatusCode::OK
+            }
+            Life::Paused(_) => {
+                control.go_on(&live, timeout_s).await?;
+                StatusCode::CREATED
+            }
+        };
+        let view = SandboxView::of(&live.record(), control.domain());
+        Ok((status, Json(view)).into_response())
+    };
+    control.with(who, id, work).await
+}
+
+/// `POST /sandboxes/{id}/resume`.
+pub(super) async fn resume(
+    State(control): State<Control>,
+    who: Principal,
+    Path(id): Path<String>,
+    body: Body<Lease>,
+) -> Result<Response, ApiError> {
+    let body = body.value;
+    let work = async move |control: Control, live: Arc<Live>| {
+        if live.state() == Life::Running {
+            let message = format!("sandbox \"{}\" is already running", live.id);
+            return Err(ApiError::new(StatusCode::CONFLICT, "conflict", message));
+        }
+        if body.auto_pause == Some(true) {
+            guard(&live.record).on_timeout = OnTimeout::Pause(PauseMode::Full);
+        }
+        let timeout_s = body.timeout.unwrap_or_else(|| Generation::First.timeout_s());
+        control.go_on(&live, timeout_s).await?;
+        let view = SandboxView::of(&live.record(), control.domain());
+        Ok((StatusCode::CREATED, Json(view)).into_response())
+    };
+    control.with(&who, &id, work).await
+}
+
+/// `POST /sandboxes/{id}/pause`.
+pub(super) async fn pause(
+    State(control): State<Control>,
+    who: Principal,
+    Path(id): Path<String>,
+    body: Body<Lease>,
+) -> Result<StatusCode, ApiError> {
+    let keeps_memory = body.value.memory.unwrap_or(true);
+    let mode = if keeps_memory { PauseMode::Full } else { PauseMode::Filesystem };
+    let work = async move |control: Control, live: Arc<Live>| {
+        if live.state() != Life::Running {
+            let message = format!("sandbox \"{}\" is already paused", live.id);
+            return Err(ApiError::new(StatusCode::CONFLICT, "conflict", message));
+        }
+        control.stop_running(&live, mode).await
+    };
+    control.with(&who, &id, work).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// `PUT /sandboxes/{id}/network`: the rules for what goes out, all of them anew.
+pub(super) async fn set_network(
+    State(control): State<Control>,
+    who: Principal,
+    Path(id): Path<String>,
+    body: Body<Network>,
+) -> Result<StatusCode, ApiError> {
+    let rules = body.value;
+    rules.check().map_err(bad_request)?;
+    let work = async move |control: Control, live: Arc<Live>| {
+        let mut record = live.record();
+        if record.state != Life::Running {
+            let message = format!("sandbox \"{}\" is paused", live.id);
+            return Err(ApiError::new(StatusCode::CONFLICT, "conflict", message));
+        }
+        let before = record.network.take().unwrap_or_default();
+        record.allow_internet = rules.allow_internet_access;
+        record.network = Some(Network {
+            allow_public_traffic: before.allow_public_traffic,
+            mask_request_host: before.mask_request_host,
+            https_ports: before.https_ports,
+            ..rules
+        });
+        control.write(&record).await?;
+        *guard(&live.record) = record;
+        Ok(())
+    };
+    control.with(&who, &id, work).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// `POST /sandboxes/{id}/fork`.
+pub(super) async fn fork(
+    State(control): State<Control>,
+    who: Principal,
+    Path(id): Path<String>,
+    body: Body<Lease>,
+) -> Result<Response, ApiError> {
+    control.own(&who, &id)?;
+    let _ = body.value.count;
+    Err(unsupported("forks"))
+}
+
+/// `POST /sandboxes/{id}/snapshots`.
+pub(super) async fn snapshot(
+    State(control): State<Control>,
+    who: Principal,
+    Path(id): Path<String>,
+    body: Body<Lease>,
+) -> Result<Response, ApiError> {
+    control.own(&who, &id)?;
+    let _ = body.value.name;
+    Err(unsupported("snapshots"))
+}
+
+/// `DELETE /templates/{id}`.
+pub(super) async fn delete_template(
+    State(control): State<Control>,
+    who: Principal,
+    Path(id): Path<String>,
+) -> Result<StatusCode, ApiError> {
+    control.origin(&who, &id).await?;
+    Err(bad_request("this template cannot be deleted"))
+}
