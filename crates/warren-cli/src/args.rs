@@ -245,8 +245,7 @@ pub(crate) struct ServeArgs {
     pub(crate) stop_all: bool,
     /// Speak E2B on TCP as well, and print what its SDKs want in their environment.
     ///
-    /// Makes an API key on the first start. `eval "$(warren serve --e2b --listen 127.0.0.1:3000)"` is not
-    /// the way, because it serves until it ends: see docs/guides/e2b.md.
+    /// Makes an API key on the first start; docs/guides/e2b.md tells the rest.
     #[arg(long)]
     pub(crate) e2b: bool,
     /// The domain below which ports of sandboxes have names, PORT-ID.DOMAIN; with --e2b.

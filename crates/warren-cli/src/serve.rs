@@ -16,8 +16,8 @@ use warren::layers::Layers;
 use warren::store::sqlite::{Retention, SqliteStore};
 use warren::store::{Image, Store};
 use warren::{DefaultSandboxManager, IsolationBackend, Shutdown};
-use warren_api::journal::{KEPT_ANSWERS, KEPT_EVENTS};
 use warren_api::e2b;
+use warren_api::journal::{KEPT_ANSWERS, KEPT_EVENTS};
 use warren_api::keys::{Keys, Quotas};
 use warren_api::server::Server;
 use warren_api::{Api, Options, rest};
@@ -44,7 +44,10 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Failure> {
         (true, Some(_)) => Some(e2b_key(&config.state_dir, &keys)?),
         (true, None) => {
             let hint = "say where: warren serve --e2b --listen 127.0.0.1:3000";
-            return Err(Failure::usage("E2B is spoken on TCP, and there is no address".to_owned(), hint));
+            return Err(Failure::usage(
+                "E2B is spoken on TCP, and there is no address".to_owned(),
+                hint,
+            ));
         }
     };
     if let Some(listen) = config.listen
@@ -62,8 +65,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Failure> {
         .enable_all()
         .build()
         .map_err(|error| Failure::system("cannot start", &error))?;
-    let ended =
-        runtime.block_on(run(args, &config, keys, e2b_key.as_deref(), backends, listener));
+    let ended = runtime.block_on(run(args, &config, keys, e2b_key.as_deref(), backends, listener));
     drop(socket);
     ended.map(|()| 0)
 }

@@ -56,7 +56,8 @@ impl Query {
         query.template = given.one("template")?;
         if let Some(text) = given.one("startedAfter")? {
             let time = DateTime::parse_from_rfc3339(&text);
-            let time = time.map_err(|_| bad_request("invalid startedAfter: not a date and time"))?;
+            let time =
+                time.map_err(|_| bad_request("invalid startedAfter: not a date and time"))?;
             query.started_after = Some(time.to_utc());
         }
         query.oldest_first = match given.one("order")?.as_deref() {

@@ -122,8 +122,7 @@ impl Control {
             }
         }
         let changed = Notify::new();
-        let inner =
-            Inner { api: api.clone(), settings, sandboxes: Mutex::new(sandboxes), changed };
+        let inner = Inner { api: api.clone(), settings, sandboxes: Mutex::new(sandboxes), changed };
         let this = Self(Arc::new(inner));
         this.forget_lost().await?;
         let api = &this.0.api;

@@ -72,7 +72,9 @@ async fn create(
 ) -> Result<Response, ApiError> {
     let key = idempotency::key(headers)?;
     if let Some(key) = &key
-        && !key.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+        && !key
+            .bytes()
+            .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
     {
         return Err(bad_request("invalid Idempotency-Key: lower-case letters, digits and `-`"));
     }
@@ -143,7 +145,9 @@ fn wanted(body: &NewSandbox, generation: Generation) -> Result<Wanted, ApiError>
         return Err(bad_request("autoPauseMemory can only be set to false when autoPause is on"));
     }
     if !keeps_memory && auto_resume {
-        return Err(bad_request("a filesystem-only auto-pause cannot be combined with auto-resume"));
+        return Err(bad_request(
+            "a filesystem-only auto-pause cannot be combined with auto-resume",
+        ));
     }
     if body.volume_mounts.as_ref().is_some_and(|mounts| !mounts.is_empty()) {
         return Err(bad_request("volumes are not supported by this server"));

@@ -69,7 +69,8 @@ impl Network {
     pub(super) fn check(&self) -> Result<(), String> {
         let address = |text: &str| {
             let (ip, bits) = text.split_once('/').unwrap_or((text, ""));
-            ip.parse::<std::net::IpAddr>().is_ok() && (bits.is_empty() || bits.parse::<u8>().is_ok())
+            ip.parse::<std::net::IpAddr>().is_ok()
+                && (bits.is_empty() || bits.parse::<u8>().is_ok())
         };
         let denied = self.deny_out.as_deref().unwrap_or_default();
         if let Some(odd) = denied.iter().find(|entry| !address(entry)) {
