@@ -13,6 +13,7 @@ pub mod layers;
 pub mod manager;
 pub mod profile;
 pub mod shell;
+pub mod snapshot;
 pub mod store;
 
 pub use contract::*;

@@ -20,6 +20,7 @@ mod port;
 mod sandbox;
 mod selection;
 mod session;
+mod snapshot;
 mod spec;
 
 pub use backend::{BackendCapabilities, BackendHealth, CreateOptions, IsolationBackend};
@@ -46,4 +47,5 @@ pub use port::PortStream;
 pub use sandbox::Sandbox;
 pub use selection::{RequiredCapabilities, SandboxSelectionOptions};
 pub use session::{AttachRequest, AttachResult, SandboxSession, SessionState, SessionTimeouts};
+pub use snapshot::{Capture, ForkOptions, Snapshot, SnapshotId, SnapshotKind, SnapshotOptions};
 pub use spec::{BindMount, SandboxSpec};

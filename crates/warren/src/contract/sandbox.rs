@@ -7,9 +7,9 @@ use async_trait::async_trait;
 use tokio::sync::mpsc;
 
 use super::{
-    Command, Enforcement, ExecContext, ExecId, ExecOptions, ExecOutput, ExecReport, FoundExec,
-    PortStream, ResourceUsage, Result, SandboxCapabilities, SandboxError, SandboxFiles, SandboxId,
-    SandboxSpec, StreamOutput,
+    Base, Capture, Command, Enforcement, ExecContext, ExecId, ExecOptions, ExecOutput, ExecReport,
+    FoundExec, PortStream, ResourceUsage, Result, SandboxCapabilities, SandboxError, SandboxFiles,
+    SandboxId, SandboxSpec, StreamOutput,
 };
 
 /// One sandbox: a place on a host where commands run behind walls.
@@ -122,6 +122,33 @@ pub trait Sandbox: Send + Sync {
     /// understood by that backend alone; `None` if it ends with the process that made it.
     fn anchor(&self) -> Option<String> {
         None
+    }
+
+    /// Returns what its root stands on.
+    fn base(&self) -> Base {
+        Base::default()
+    }
+
+    /// Makes layers of what was written since it was made, while all of it stands still. What a
+    /// later capture has in common with an earlier one is not copied again.
+    async fn capture(&self) -> Result<Capture, SandboxError> {
+        Err(SandboxError::Unsupported {
+            feature: "snapshots".to_owned(),
+            backend: self.capabilities().backend.clone(),
+            hint: "copy out what is needed before the sandbox is destroyed".to_owned(),
+        })
+    }
+
+    /// Ends every process and makes the sandbox anew on other ground, with its id and its spec. What
+    /// was written is gone. If that cannot be done the sandbox has ended, unless the error was found
+    /// before anything was.
+    async fn rebase(&self, base: &Base) -> Result<(), SandboxError> {
+        let _ = base;
+        Err(SandboxError::Unsupported {
+            feature: "going back".to_owned(),
+            backend: self.capabilities().backend.clone(),
+            hint: "make a new sandbox".to_owned(),
+        })
     }
 
     /// Returns its files, if its backend lets them be reached from outside.

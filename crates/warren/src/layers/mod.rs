@@ -3,6 +3,7 @@
 //! ```text
 //! DIR/staging/<random>/tree     being filled, by whoever holds a lock on <random>
 //! DIR/layers/<digest>/tree      there for good, with `layer.json` beside it
+//! DIR/records/<kind>/<id>.json  what names layers, so that they are kept
 //! ```
 //!
 //! A layer comes to be by one rename, so that none is ever seen half-made; what a killed process left
@@ -11,8 +12,10 @@
 //! what no record names and nobody has locked, while others work. Files are stored with the ids that
 //! they have inside; a plain user's all belong to that user.
 
+pub(crate) mod capture;
 mod copy;
-mod tree;
+pub(crate) mod records;
+pub(crate) mod tree;
 
 pub(crate) use copy::copy;
 
@@ -81,6 +84,7 @@ impl Layers {
         }
         let layers = Self { root: Arc::new(root) };
         layers.remove_abandoned()?;
+        layers.remove_unwritten();
         Ok(layers)
     }
 
@@ -95,7 +99,8 @@ impl Layers {
         let begin = || {
             DirBuilder::new().mode(0o700).create(&path)?;
             let lock = File::open(&path)?;
-            flock(&lock, FlockOperation::LockExclusive)?;
+            // Shared, as it will be kept: only who removes something wants it alone.
+            flock(&lock, FlockOperation::LockShared)?;
             DirBuilder::new().mode(0o755).create(path.join(TREE))?;
             let tree = tree::open_root(&path.join(TREE))?;
             io::Result::Ok(Staging {
@@ -285,10 +290,6 @@ impl Staging {
             match fs::rename(&self.path, &place) {
                 Ok(()) => {
                     let lock = self.lock.take().expect("taken once, here");
-                    // From exclusive to shared, without a moment in between in which nobody has it:
-                    // a collector that waits does not, it passes over what it cannot have at once.
-                    flock(&lock, FlockOperation::LockShared)
-                        .map_err(|error| failed("hold", &place, error.into()))?;
                     return Ok((id.clone(), Held { ids: vec![id], locks: vec![lock] }));
                 }
                 // The same is there already. This one goes when it is dropped.

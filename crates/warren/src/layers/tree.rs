@@ -3,7 +3,6 @@
 //! Whoever filled a tree may have put anything there. So each step takes one name below an open
 //! directory and follows no link, nothing but a regular file or a directory is ever opened, and what
 //! is too deep is refused.
-#![allow(dead_code, reason = "what captures a sandbox comes with the next change")]
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
@@ -240,8 +239,17 @@ pub(crate) fn is_opaque(dir: BorrowedFd<'_>) -> bool {
 /// The extended attributes of a file or directory that are the sandbox's own, by their names.
 pub(crate) type Xattrs = Vec<(CString, Vec<u8>)>;
 
-/// Reads the `user.` attributes, without those of overlayfs itself.
-pub(crate) fn xattrs(file: BorrowedFd<'_>) -> io::Result<Xattrs> {
+/// What the attributes of a tree that begin like those of overlayfs are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// Those of overlayfs, which wrote the tree.
+    Layer,
+    /// Those of a sandbox: no overlay ever saw this tree.
+    Plain,
+}
+
+/// Reads the `user.` attributes, without those of overlayfs itself, as a layer has them.
+pub(crate) fn xattrs(file: BorrowedFd<'_>, form: Form) -> io::Result<Xattrs> {
     let mut list = vec![0; 1024];
     let length = loop {
         match rustix::fs::flistxattr(file, &mut list[..]) {
@@ -253,8 +261,8 @@ pub(crate) fn xattrs(file: BorrowedFd<'_>) -> io::Result<Xattrs> {
     };
     let mut found = Vec::new();
     for name in list[..length].split(|byte| *byte == 0) {
-        let own =
-            name.starts_with(b"user.") && (!name.starts_with(OVERLAY) || name.starts_with(ESCAPED));
+        let is_ours = name.starts_with(OVERLAY) && !name.starts_with(ESCAPED);
+        let own = name.starts_with(b"user.") && (!is_ours || form == Form::Plain);
         if !own {
             continue;
         }
@@ -262,7 +270,11 @@ pub(crate) fn xattrs(file: BorrowedFd<'_>) -> io::Result<Xattrs> {
         let mut value = vec![0; 64 * 1024];
         let length = rustix::fs::fgetxattr(file, &name, &mut value[..])?;
         value.truncate(length);
-        found.push((name, value));
+        let kept = match (form, name.as_bytes().strip_prefix(OVERLAY)) {
+            (Form::Plain, Some(rest)) => CString::new([ESCAPED, rest].concat())?,
+            (Form::Layer, _) | (Form::Plain, None) => name,
+        };
+        found.push((kept, value));
     }
     found.sort_unstable();
     Ok(found)
@@ -277,7 +289,7 @@ pub(crate) fn for_each_chunk(
     size: u64,
     mut each: impl FnMut(u64, &[u8]) -> io::Result<()>,
 ) -> io::Result<()> {
-    let mut buffer = vec![0; CHUNK];
+    let mut buffer = vec![0; usize::try_from(size).unwrap_or(CHUNK).min(CHUNK)];
     let mut at = 0;
     while at < size {
         at = match rustix::fs::seek(file, SeekFrom::Data(at)) {
@@ -512,7 +524,7 @@ pub(crate) fn digest(root: BorrowedFd<'_>) -> io::Result<([u8; 32], Totals)> {
         totals: Totals::default(),
     };
     digester.hash.update(b"warren layer 1\n");
-    digester.made(&Made::of(&meta, digester.ids, xattrs(root)?));
+    digester.made(&Made::of(&meta, digester.ids, xattrs(root, Form::Layer)?));
     digester.directory(root, 0)?;
     Ok((digester.hash.finalize().into(), digester.totals))
 }
@@ -579,13 +591,13 @@ impl Digester {
             Kind::Directory => {
                 let opened = open_dir(dir, name, &meta)?;
                 self.hash.update(if is_opaque(opened.as_fd()) { b"D" } else { b"d" });
-                self.made(&Made { xattrs: xattrs(opened.as_fd())?, ..plain });
+                self.made(&Made { xattrs: xattrs(opened.as_fd(), Form::Layer)?, ..plain });
                 self.directory(opened.as_fd(), depth + 1)?;
             }
             Kind::File => {
                 let opened = open_file(dir, name, &meta)?;
                 self.hash.update(b"f");
-                self.made(&Made { xattrs: xattrs(opened.as_fd())?, ..plain });
+                self.made(&Made { xattrs: xattrs(opened.as_fd(), Form::Layer)?, ..plain });
                 self.hash.update(meta.size.to_le_bytes());
                 self.hash.update(file_digest(opened.as_fd(), meta.size)?);
                 self.totals.bytes += meta.size;

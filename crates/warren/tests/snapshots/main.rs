@@ -8,6 +8,7 @@
 mod plain_user;
 
 mod layers;
+mod property;
 
 use std::path::Path;
 

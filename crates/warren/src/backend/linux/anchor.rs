@@ -99,6 +99,15 @@ impl Home {
         }
     }
 
+    /// Listens anew in a directory whose init is gone.
+    pub(crate) fn listen_again(runtime: &Path, id: &SandboxId) -> Result<(Self, OwnedFd)> {
+        let home = Self::of(runtime, id);
+        let _ = fs::remove_file(home.path.join(SOCKET));
+        let listener = File::open(&home.path).and_then(|dir| socket::listen(dir, SOCKET));
+        let path = home.path.clone();
+        Ok((home, listener.map_err(|error| SandboxError::step("listen in", path, error))?))
+    }
+
     /// Names the directory of a sandbox that was made before.
     pub(crate) fn of(runtime: &Path, id: &SandboxId) -> Self {
         Self { path: runtime.join(id.as_str()) }

@@ -56,6 +56,11 @@ impl Channel {
         let _ = protocol::send(self.0.get_ref(), message, &[]);
     }
 
+    /// Likewise, with descriptors.
+    pub(crate) fn try_send_with(&self, message: &impl Serialize, fds: &[BorrowedFd<'_>]) {
+        let _ = protocol::send(self.0.get_ref(), message, fds);
+    }
+
     /// Receives one message; `None` when the other end is gone. What arrives was written by an
     /// attacker: it is short, complete and of the right form, or it is an error.
     pub(crate) async fn receive<T: DeserializeOwned>(

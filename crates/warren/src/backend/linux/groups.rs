@@ -192,6 +192,17 @@ impl Groups {
         cgroup::field(&cgroup::read(&group, "cpu.stat").ok()?, "nr_throttled")
     }
 
+    /// Reports whether a command, or something that one left behind, may be there. Without a group
+    /// nobody knows.
+    pub(crate) fn is_populated(&self) -> bool {
+        let Some(group) = &self.places.v2 else { return true };
+        let Ok(entries) = fs::read_dir(group) else { return true };
+        let leaves = entries.flatten().filter(|entry| entry.path().is_dir());
+        leaves
+            .map(|leaf| cgroup::read(&leaf.path(), "cgroup.events"))
+            .any(|events| events.map_or(true, |text| cgroup::field(&text, "populated") != Some(0)))
+    }
+
     /// Ends whatever is in the groups at once, where the kernel can.
     pub(crate) fn kill(&self) {
         if let Some(group) = &self.places.v2 {

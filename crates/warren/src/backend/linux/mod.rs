@@ -24,6 +24,7 @@ mod plan;
 mod port;
 mod probe;
 mod sandbox;
+mod snapshot;
 
 pub use execution::{Ending, Execution, Stdio};
 pub use probe::{Finding, HostReport};
@@ -203,7 +204,8 @@ impl LinuxBackend {
         inputs.cgroups = groups.planned();
         plan.cgroups = groups.planned();
         let quota = options.cpu_quota_millis;
-        let launch = sandbox::launch(&self.inner.launcher, &inputs, &plan, groups, runtime, quota);
+        let home = runtime.map(|runtime| Home::create(runtime, &id)).transpose()?;
+        let launch = sandbox::launch(&self.inner.launcher, &plan, groups, home, quota);
         // Before anything of them is mounted, and until nothing is.
         let held = layers.map(|layers| layers.hold(options.base.all())).transpose()?;
         let mut instance =
@@ -213,8 +215,8 @@ impl LinuxBackend {
                     after: spec.creation_timeout,
                 }
             })??;
-        instance.stand_on(options.base.clone(), held);
-        let sandbox = LinuxSandbox::new(&inputs, &plan, instance, support, false);
+        instance.stand_on(options.base.clone(), held, plan.overlays.clone());
+        let sandbox = LinuxSandbox::new(&inputs, &plan, instance, &self.inner, false);
         let mut registry = self.registry();
         registry.last_created = Some(sandbox.capabilities().created_at);
         registry.insert(id.clone(), sandbox.clone());
@@ -367,8 +369,8 @@ impl IsolationBackend for LinuxBackend {
         let plan = plan::plan(&inputs, &plan::RememberedHost)?;
         // It has them mounted, so that even one that is gone from its place is still there for it.
         let held = inputs.layers.and_then(|layers| layers.hold(anchor.stands_on.all()).ok());
-        instance.stand_on(anchor.stands_on.clone(), held);
-        let sandbox = LinuxSandbox::new(&inputs, &plan, instance, support, suspended);
+        instance.stand_on(anchor.stands_on.clone(), held, plan.overlays.clone());
+        let sandbox = LinuxSandbox::new(&inputs, &plan, instance, &self.inner, suspended);
         sandbox.adopt_execs().await?;
         self.registry().insert(id.clone(), sandbox.clone());
         Ok(Some(Box::new(sandbox)))

@@ -211,7 +211,8 @@ async fn try_limits(
 async fn throttle(sandbox: &super::LinuxSandbox, controller: &Controller) -> Option<bool> {
     /// On an idle host the first period of 100 ms shows it; on a busy one the spinner has to get its turn.
     const PATIENCE: Duration = Duration::from_secs(3);
-    let (id, groups) = (sandbox.id(), || sandbox.instance().groups());
+    let instance = sandbox.instance();
+    let (id, groups) = (sandbox.id(), || instance.groups());
     let set = |millis| groups().change(id, &limits::cpu_quota(controller, millis)).ok();
     let count = || groups().throttled(id, controller);
     set(Some(20))?;

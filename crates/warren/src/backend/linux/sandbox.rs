@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use warren_init::plan::Plan;
+use warren_init::plan::{Overlay, Plan};
 use warren_init::protocol::files::FileRequest;
 use warren_init::protocol::{Done, Failure, Loopback, Proof, Report, Request, Standing, Tries};
 
@@ -31,11 +31,12 @@ use super::launcher::Launcher;
 use super::limits;
 use super::plan::{Inputs, WRITABLE};
 use super::port;
+use super::snapshot::Tracked;
 use crate::backend::ExecPlan;
 use crate::layers::Held;
 use crate::profile::{self, Profile, ProfileUsers, capability_names};
 use crate::{
-    Base, Command, CreateOptions, Enforcement, ExecCause, ExecContext, ExecHandle, ExecId,
+    Base, Capture, Command, CreateOptions, Enforcement, ExecCause, ExecContext, ExecHandle, ExecId,
     ExecOptions, ExecOutput, ExecReport, FoundExec, Layer, LogPiece, LogStream, LogWait,
     PortStream, ResourceUsage, Result, Sandbox, SandboxCapabilities, SandboxError, SandboxFiles,
     SandboxId, SandboxSpec, StreamOutput, TimeLimits,
@@ -48,40 +49,34 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct Instance {
     /// Its directory, if it is to outlive us.
-    home: Option<Home>,
+    pub(super) home: Option<Home>,
     on_drop: OnDrop,
-    cpu_quota_millis: Option<u32>,
+    pub(super) cpu_quota_millis: Option<u32>,
     control: Channel,
     pidfd: AsyncFd<OwnedFd>,
     pid: i32,
-    base: Option<u32>,
+    pub(super) base: Option<u32>,
     proof: Proof,
     groups: Mutex<Groups>,
     /// Whether something inside could not be ended in time.
     is_stuck: AtomicBool,
-    base_layers: Base,
+    pub(super) base_layers: Base,
     /// Keeps them from being removed.
-    held_layers: Option<Held>,
+    held_layers: Mutex<Option<Held>>,
+    overlays: Vec<Overlay>,
 }
 
 /// Has the launcher make a sandbox and waits until it stands, or until it is sure that it does not.
 ///
-/// With a `runtime` directory it is one that outlives us.
+/// With a directory in which it listens it is one that outlives us.
 pub(crate) async fn launch(
     launcher: &Launcher,
-    inputs: &Inputs<'_>,
     plan: &Plan,
     groups: Groups,
-    runtime: Option<&Path>,
+    home: Option<(Home, OwnedFd)>,
     cpu_quota_millis: Option<u32>,
 ) -> Result<Instance> {
-    let (home, listener) = match runtime {
-        Some(runtime) => {
-            let (home, listener) = Home::create(runtime, inputs.id)?;
-            (Some(home), Some(listener))
-        }
-        None => (None, None),
-    };
+    let (home, listener) = home.unzip();
     let unfinished = Unfinished { home, groups: Some(groups) };
     let (control, theirs) = Channel::pair().map_err(|error| lost("make a socket", error))?;
     launcher.launch(plan, theirs, listener).await?;
@@ -106,7 +101,8 @@ pub(crate) async fn launch(
         groups,
         is_stuck: AtomicBool::new(false),
         base_layers: Base::default(),
-        held_layers: None,
+        held_layers: Mutex::default(),
+        overlays: Vec::new(),
     };
     match next_report(&instance.control).await?.0 {
         Report::Ready(proof) => instance.proof = proof,
@@ -161,7 +157,8 @@ pub(crate) async fn adopt(
         groups: Mutex::new(Groups::adopt(anchor.groups.clone())),
         is_stuck: AtomicBool::new(false),
         base_layers: Base::default(),
-        held_layers: None,
+        held_layers: Mutex::default(),
+        overlays: Vec::new(),
     };
     // One stuck sandbox must not hold up the others.
     let hello = tokio::time::timeout(PATIENCE, instance.ask::<Standing>(&Request::Hello)).await;
@@ -202,7 +199,7 @@ fn failed(failure: Failure) -> SandboxError {
     SandboxError::Step { step, path, source: io::Error::from_raw_os_error(errno) }
 }
 
-fn lost(step: &str, source: io::Error) -> SandboxError {
+pub(super) fn lost(step: &str, source: io::Error) -> SandboxError {
     SandboxError::Step { step: step.to_owned(), path: None, source }
 }
 
@@ -212,8 +209,14 @@ fn nonsense(who: &str) -> SandboxError {
 
 impl Instance {
     /// Takes note of what its root stands on, which is not removed as long as this lives.
-    pub(crate) fn stand_on(&mut self, base: Base, held: Option<Held>) {
-        (self.base_layers, self.held_layers) = (base, held);
+    pub(crate) fn stand_on(&mut self, base: Base, held: Option<Held>, overlays: Vec<Overlay>) {
+        (self.base_layers, self.overlays) = (base, overlays);
+        self.held_layers = Mutex::new(held);
+    }
+
+    /// Returns which parts of the host seem writable in it.
+    pub(super) fn overlays(&self) -> Vec<Overlay> {
+        self.overlays.clone()
     }
 
     /// Kills every process. PID 1 takes the whole pid namespace with it.
@@ -230,8 +233,35 @@ impl Instance {
         Ok(ours.receive::<T>().await?.map(|(answer, _)| answer))
     }
 
+    /// Asks init for something that comes with a descriptor; `None` if it is gone.
+    pub(crate) async fn ask_for(
+        &self,
+        request: &Request,
+    ) -> io::Result<Option<(Done, Vec<OwnedFd>)>> {
+        let (ours, theirs) = Channel::pair()?;
+        self.control.send(request, &[theirs.as_fd()]).await?;
+        drop(theirs);
+        ours.receive::<Done>().await
+    }
+
+    /// Asks init for something without waiting for it, and without an answer.
+    pub(crate) fn order(&self, request: &Request) {
+        if let Ok((_ours, theirs)) = warren_sys::socket::pair() {
+            self.control.try_send_with(request, &[theirs.as_fd()]);
+        }
+    }
+
     /// Kills every process, waits until all are gone, and removes what they had.
     async fn destroy(&self) -> Result<()> {
+        self.end().await?;
+        if let Some(home) = &self.home {
+            home.remove();
+        }
+        Ok(())
+    }
+
+    /// As [`destroy`](Self::destroy), but leaves the directory, with the logs in it.
+    pub(crate) async fn end(&self) -> Result<()> {
         self.kill();
         // One that was waited for in vain is not waited for again: whoever asks anew is told at once.
         let stuck = self.is_stuck.load(Ordering::Relaxed);
@@ -242,9 +272,7 @@ impl Instance {
             return Err(SandboxError::Timeout { what, after: PATIENCE });
         }
         self.groups().remove()?;
-        if let Some(home) = &self.home {
-            home.remove();
-        }
+        drop(self.held_layers.lock().unwrap_or_else(PoisonError::into_inner).take());
         Ok(())
     }
 
@@ -283,8 +311,8 @@ impl Drop for Instance {
 /// One sandbox of the `linux` backend. Clones are handles to the same one.
 #[derive(Clone, Debug)]
 pub struct LinuxSandbox {
-    core: Arc<Core>,
-    terms: Arc<Terms>,
+    pub(super) core: Arc<Core>,
+    pub(super) terms: Arc<Terms>,
     /// Whose files its files are; nobody's in particular if absent.
     files_of: Option<Arc<str>>,
 }
@@ -292,10 +320,14 @@ pub struct LinuxSandbox {
 /// The sandbox itself.
 #[derive(Debug)]
 pub(crate) struct Core {
-    id: SandboxId,
-    instance: Instance,
+    pub(super) id: SandboxId,
+    /// What it has on the host, until it is made anew in the same place.
+    instance: Mutex<Arc<Instance>>,
     support: GroupSupport,
-    state: tokio::sync::Mutex<State>,
+    pub(super) backend: Weak<super::Inner>,
+    /// What was captured of it since it was made.
+    pub(super) tracked: Mutex<Option<Tracked>>,
+    pub(super) state: tokio::sync::Mutex<State>,
     used: Mutex<ResourceUsage>,
     created: Instant,
     execs: Execs,
@@ -307,8 +339,8 @@ pub(crate) struct Core {
 
 /// What a sandbox is for whoever has it. A warm one gets new terms when it is claimed.
 #[derive(Debug)]
-struct Terms {
-    spec: SandboxSpec,
+pub(super) struct Terms {
+    pub(super) spec: SandboxSpec,
     capabilities: SandboxCapabilities,
     enforcement: Enforcement,
 }
@@ -334,10 +366,22 @@ impl Terms {
 /// What the sandbox is asked to be. Its lock is held while it changes, so that contradicting calls
 /// follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+pub(super) enum State {
     Running,
     Suspended,
     Destroyed,
+}
+
+/// The conversation with init, and all that it needs to go on.
+#[derive(Debug)]
+pub(crate) struct Control(Arc<Instance>);
+
+impl std::ops::Deref for Control {
+    type Target = Channel;
+
+    fn deref(&self) -> &Channel {
+        &self.0.control
+    }
 }
 
 impl Core {
@@ -346,7 +390,11 @@ impl Core {
     }
 
     pub(crate) fn refusals(&self) -> Refusals {
-        self.instance.groups().refusals()
+        self.instance().groups().refusals()
+    }
+
+    pub(crate) fn instance(&self) -> Arc<Instance> {
+        self.instance.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Returns the most memory that the sandbox held since this was asked for the same exec before.
@@ -366,11 +414,11 @@ impl Core {
 }
 
 impl LinuxSandbox {
-    pub(crate) fn new(
+    pub(super) fn new(
         inputs: &Inputs<'_>,
         plan: &Plan,
         instance: Instance,
-        support: &GroupSupport,
+        backend: &Arc<super::Inner>,
         suspended: bool,
     ) -> Self {
         let terms = Arc::new(Terms {
@@ -383,8 +431,10 @@ impl LinuxSandbox {
         let core = Core {
             id: inputs.id.clone(),
             execs,
-            instance,
-            support: support.clone(),
+            instance: Mutex::new(Arc::new(instance)),
+            support: backend.host.groups.clone(),
+            backend: Arc::downgrade(backend),
+            tracked: Mutex::default(),
             state: tokio::sync::Mutex::new(state),
             used: Mutex::default(),
             created: Instant::now(),
@@ -392,6 +442,21 @@ impl LinuxSandbox {
             transfers: Mutex::default(),
         };
         Self { core: Arc::new(core), terms, files_of: None }
+    }
+
+    /// Goes on with what was made in its place.
+    pub(super) fn replace(&self, inputs: &Inputs<'_>, plan: &Plan, instance: Instance) {
+        let terms = Terms {
+            spec: inputs.spec.clone(),
+            capabilities: SandboxCapabilities {
+                created_at: self.terms.capabilities.created_at,
+                ..capabilities(inputs, plan, instance.home.is_some())
+            },
+            enforcement: enforcement(inputs, &instance),
+        };
+        *self.core.current.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(terms);
+        let mut place = self.core.instance.lock().unwrap_or_else(PoisonError::into_inner);
+        *place = Arc::new(instance);
     }
 
     /// Returns a handle under the terms that hold now.
@@ -445,7 +510,7 @@ impl LinuxSandbox {
     pub async fn start(&self, cmd: &Command, ctx: &ExecContext, stdio: Stdio) -> Result<Execution> {
         let plan = ExecPlan::new(&self.terms.spec, cmd, ctx)?;
         let _state = self.running().await?;
-        let refusals = self.core.instance.groups().refusals();
+        let refusals = self.core.instance().groups().refusals();
         let limits = &self.terms.spec.limits;
         let execution = Execution::start(self.clone(), plan, limits, stdio, refusals).await;
         execution.map_err(|error| self.explain(error))
@@ -464,7 +529,7 @@ impl LinuxSandbox {
             State::Suspended => return Err(SandboxError::Suspended { id: self.core.id.clone() }),
             State::Destroyed => return Err(self.ended()),
         }
-        match port::begin(self.control(), to, port).await {
+        match port::begin(&self.control(), to, port).await {
             Ok(Some(begun)) => Ok(begun),
             Ok(None) if self.has_ended() => Err(self.ended()),
             // An init that another version of ours left running does not know the question.
@@ -479,12 +544,12 @@ impl LinuxSandbox {
 
     /// Returns the pid of the sandbox's PID 1 on the host.
     pub fn pid(&self) -> i32 {
-        self.core.instance.pid
+        self.core.instance().pid
     }
 
     /// Returns the first id of the range on the host that the sandbox's ids are, if it has one.
     pub fn id_base(&self) -> Option<u32> {
-        self.core.instance.base
+        self.core.instance().base
     }
 
     /// Tries every wall from where a command stands; returns what was tried and what the kernel
@@ -495,23 +560,23 @@ impl LinuxSandbox {
     }
 
     pub(crate) fn kill(&self) {
-        self.core.instance.kill();
+        self.core.instance().kill();
     }
 
     pub(crate) fn is_persistent(&self) -> bool {
-        self.core.instance.home.is_some()
+        self.core.instance().home.is_some()
     }
 
     pub(crate) fn has_ended(&self) -> bool {
-        self.core.instance.has_ended()
+        self.core.instance().has_ended()
     }
 
-    pub(crate) fn instance(&self) -> &Instance {
-        &self.core.instance
+    pub(crate) fn instance(&self) -> Arc<Instance> {
+        self.core.instance()
     }
 
-    pub(crate) fn control(&self) -> &Channel {
-        &self.core.instance.control
+    pub(crate) fn control(&self) -> Control {
+        Control(self.core.instance())
     }
 
     pub(crate) fn ended(&self) -> SandboxError {
@@ -543,7 +608,7 @@ impl LinuxSandbox {
         Ok((ours, self.transfers().clone()))
     }
 
-    fn transfers(&self) -> MutexGuard<'_, CancellationToken> {
+    pub(super) fn transfers(&self) -> MutexGuard<'_, CancellationToken> {
         self.core.transfers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -651,7 +716,7 @@ impl LinuxSandbox {
 
     /// Asks init for something that it answers once.
     async fn ask<T: DeserializeOwned>(&self, request: &Request) -> Result<T> {
-        match self.core.instance.ask(request).await {
+        match self.core.instance().ask(request).await {
             Ok(Some(answer)) => Ok(answer),
             Ok(None) => Err(self.ended()),
             Err(error) => Err(self.explain(lost("reach init", error))),
@@ -659,7 +724,7 @@ impl LinuxSandbox {
     }
 
     /// A sandbox that is gone explains whatever else went wrong.
-    fn explain(&self, error: SandboxError) -> SandboxError {
+    pub(super) fn explain(&self, error: SandboxError) -> SandboxError {
         let talk = matches!(error, SandboxError::Step { .. });
         if talk && self.has_ended() { self.ended() } else { error }
     }
@@ -678,17 +743,6 @@ impl LinuxSandbox {
             *state = to;
         }
         Ok(())
-    }
-
-    fn no_snapshots(&self) -> SandboxError {
-        if self.has_ended() {
-            return self.ended();
-        }
-        SandboxError::Unsupported {
-            feature: "snapshots".to_owned(),
-            backend: super::NAME.to_owned(),
-            hint: "copy out what is needed before the sandbox is destroyed".to_owned(),
-        }
     }
 }
 
@@ -751,17 +805,29 @@ impl Sandbox for LinuxSandbox {
         self.change(State::Running, Request::Resume).await
     }
 
-    async fn snapshot(&self, _name: &str) -> Result<String> {
-        Err(self.no_snapshots())
+    async fn snapshot(&self, name: &str) -> Result<String> {
+        self.take_snapshot(name).await
     }
 
-    async fn restore(&self, _snapshot_id: &str) -> Result<()> {
-        Err(self.no_snapshots())
+    async fn restore(&self, snapshot_id: &str) -> Result<()> {
+        self.restore_snapshot(snapshot_id).await
+    }
+
+    fn base(&self) -> Base {
+        self.core.instance().base_layers.clone()
+    }
+
+    async fn capture(&self) -> Result<Capture> {
+        self.capture_layers().await
+    }
+
+    async fn rebase(&self, base: &Base) -> Result<()> {
+        self.stand_anew(base).await
     }
 
     async fn destroy(&self) -> Result<()> {
         let mut state = self.core.state.lock().await;
-        self.core.instance.destroy().await?;
+        self.core.instance().destroy().await?;
         *state = State::Destroyed;
         Ok(())
     }
@@ -772,10 +838,10 @@ impl Sandbox for LinuxSandbox {
             return Ok(None);
         }
         let Some((terms, settings)) = self.terms_for(spec) else { return Ok(None) };
-        if self.core.instance.groups().change(&self.core.id, &settings).is_err() {
+        if self.core.instance().groups().change(&self.core.id, &settings).is_err() {
             // As it was: what could be changed is written back. What cannot be is not handed out.
             if let Some((_, settings)) = self.terms_for(&self.terms.spec) {
-                self.core.instance.groups().change(&self.core.id, &settings)?;
+                self.core.instance().groups().change(&self.core.id, &settings)?;
             }
             return Ok(None);
         }
@@ -789,7 +855,7 @@ impl Sandbox for LinuxSandbox {
     }
 
     fn anchor(&self) -> Option<String> {
-        let instance = &self.core.instance;
+        let instance = self.core.instance();
         instance.home.as_ref()?;
         let anchor = Anchor {
             boot_id: anchor::boot_id().ok()?,
@@ -810,7 +876,8 @@ impl Sandbox for LinuxSandbox {
             return Err(self.ended());
         }
         let mut usage = *self.core.used.lock().unwrap_or_else(PoisonError::into_inner);
-        let groups = self.core.instance.groups();
+        let instance = self.core.instance();
+        let groups = instance.groups();
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         if let Some(cpu) = groups.cpu_time() {
             usage.cpu_time_ms = millis(cpu);

@@ -1,0 +1,320 @@
+//! Saving what a sandbox wrote, and going back to what was saved.
+//!
+//! What is written is on a filesystem in memory that nothing but the sandbox has mounted; its init
+//! hands out a descriptor of it. The sandbox stands still while what is new there is copied, and goes
+//! on before that is digested. To go back is to end the sandbox and to make it anew, in the same place,
+//! on other layers.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError};
+use std::time::Instant;
+
+use rustix::fs::{Mode, OFlags};
+use warren_init::plan::{self as init_plan, Lifetime};
+use warren_init::protocol::{Done, Request};
+
+use super::anchor::Home;
+use super::groups::Groups;
+use super::sandbox::{Instance, LinuxSandbox, State, lost};
+use super::{limits, plan};
+use crate::layers::capture::{self, Captured, Failure, Node, Previous, Source};
+use crate::layers::tree::{self, Ids};
+use crate::layers::{Held, Layers, Staging};
+use crate::snapshot::Snapshots;
+use crate::{Base, Capture, LayerId, MAX_LAYERS, Result, SandboxError, SnapshotOptions};
+
+/// How many layers a chain of snapshots may have before everything is copied once more.
+const MAX_CHAIN: usize = 16;
+/// The magic number of tmpfs. See statfs(2).
+const TMPFS: u32 = 0x0102_1994;
+
+/// What was captured of a sandbox since it was made.
+#[derive(Debug)]
+pub(crate) struct Tracked {
+    /// What the tree was like.
+    root: Node,
+    /// The layers that hold it, oldest first.
+    layers: Vec<LayerId>,
+}
+
+/// Lets a sandbox go on that stands still for a capture, whatever becomes of that.
+struct Pause {
+    instance: Arc<Instance>,
+    since: Instant,
+    ours: bool,
+}
+
+impl Drop for Pause {
+    fn drop(&mut self) {
+        if self.ours {
+            self.instance.order(&Request::Resume);
+        }
+    }
+}
+
+impl LinuxSandbox {
+    fn layers(&self) -> Result<Layers> {
+        let backend = self.core.backend.upgrade().ok_or_else(|| self.ended())?;
+        backend.layers.clone().ok_or_else(|| SandboxError::Unsupported {
+            feature: "snapshots".to_owned(),
+            backend: super::NAME.to_owned(),
+            hint: "give the backend a directory to keep layers in".to_owned(),
+        })
+    }
+
+    /// Saves it under a name, for whoever has the backend alone.
+    pub(super) async fn take_snapshot(&self, name: &str) -> Result<String> {
+        let options = SnapshotOptions { name: name.to_owned(), ..SnapshotOptions::default() };
+        options.validate()?;
+        let snapshots = Snapshots::of(&self.layers()?);
+        let reserved = snapshots.reserve(None, name)?;
+        let capture = self.capture_layers().await?;
+        let spec = self.terms.spec.clone();
+        Ok(reserved.put(&self.core.id, spec, &capture, options)?.id.0)
+    }
+
+    /// Goes back to what was saved, by its id or its name.
+    pub(super) async fn restore_snapshot(&self, id: &str) -> Result<()> {
+        let snapshots = Snapshots::of(&self.layers()?);
+        let snapshot = snapshots.find(None, id)?;
+        self.stand_anew(&snapshot.base).await
+    }
+
+    /// Makes layers of what it wrote.
+    pub(super) async fn capture_layers(&self) -> Result<Capture> {
+        let layers = self.layers()?;
+        let state = self.core.state.lock().await;
+        if *state == State::Destroyed || self.has_ended() {
+            return Err(self.ended());
+        }
+        let instance = self.core.instance();
+        let base = instance.base_layers.clone();
+        let ids = instance.base.map_or_else(Ids::of_layers, Ids::From);
+        let overlays = instance.overlays();
+        let tracked = self.core.tracked.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let scratch = self.scratch(&instance).await?;
+        let pause = self.pause(&instance, *state).await?;
+        // Asked while it stands still: nothing is there then that could come and go.
+        let idle = !instance.groups().is_populated();
+        let work = move || {
+            let copied = copy(&layers, &scratch, &base, &overlays, ids, tracked, idle);
+            let paused = pause.since.elapsed();
+            drop(pause);
+            let Copied { staging, tracked, mut held } = copied?;
+            let mut new_bytes = 0;
+            let mut tracked = tracked;
+            if let Some(staging) = staging {
+                let (id, kept) = staging.commit()?;
+                new_bytes = layers.info(&id)?.bytes;
+                held.join(kept);
+                tracked.layers.push(id);
+            }
+            held.join(layers.hold(base.all())?);
+            let changes = base.changes.iter().chain(&tracked.layers).cloned().collect();
+            let base = Base { changes, ..base };
+            Ok((Capture { base, new_bytes, paused, held }, tracked))
+        };
+        let done = tokio::task::spawn_blocking(work).await;
+        let done = done.map_err(|error| SandboxError::Internal { message: error.to_string() })?;
+        let (capture, tracked) = done.map_err(|error| self.explain(error))?;
+        *self.core.tracked.lock().unwrap_or_else(PoisonError::into_inner) = Some(tracked);
+        drop(state);
+        Ok(capture)
+    }
+
+    /// Has init hand out the filesystem of what is written. It may be an attacker who answers.
+    async fn scratch(&self, instance: &Instance) -> Result<OwnedFd> {
+        let answer = instance.ask_for(&Request::Scratch).await;
+        let answer = answer.map_err(|error| self.explain(lost("reach init", error)))?;
+        let Some((Done(0), fds)) = answer else {
+            if self.has_ended() {
+                return Err(self.ended());
+            }
+            return Err(SandboxError::Unsupported {
+                feature: "snapshots of a sandbox this old".to_owned(),
+                backend: super::NAME.to_owned(),
+                hint: "make a new sandbox".to_owned(),
+            });
+        };
+        let scratch = fds.into_iter().next();
+        let is_tmpfs = |fd: &OwnedFd| {
+            rustix::fs::fstatfs(fd).is_ok_and(|fs| u32::try_from(fs.f_type) == Ok(TMPFS))
+        };
+        scratch.filter(is_tmpfs).ok_or_else(|| SandboxError::Internal {
+            message: "init handed out something else than was asked".to_owned(),
+        })
+    }
+
+    async fn pause(&self, instance: &Arc<Instance>, state: State) -> Result<Pause> {
+        let since = Instant::now();
+        if state == State::Suspended {
+            return Ok(Pause { instance: Arc::clone(instance), since, ours: false });
+        }
+        let pause = Pause { instance: Arc::clone(instance), since, ours: true };
+        let answer = instance.ask_for(&Request::Suspend).await;
+        match answer.map_err(|error| self.explain(lost("stop the sandbox", error)))? {
+            Some((Done(0), _)) => Ok(pause),
+            Some((Done(errno), _)) => Err(lost("stop", io::Error::from_raw_os_error(errno))),
+            None => Err(self.ended()),
+        }
+    }
+
+    /// Ends all that runs and makes the sandbox anew, on another ground.
+    pub(super) async fn stand_anew(&self, base: &Base) -> Result<()> {
+        base.validate()?;
+        let backend = self.core.backend.upgrade().ok_or_else(|| self.ended())?;
+        let held = self.layers()?.hold(base.all())?;
+        let mut state = self.core.state.lock().await;
+        if *state == State::Destroyed {
+            return Err(self.ended());
+        }
+        let old = self.core.instance();
+        let spec = self.current().terms.spec.clone();
+        let (profile, seccomp) = super::profiles(&spec)?;
+        let support = &backend.host.groups;
+        let quota = old.cpu_quota_millis;
+        let writable = super::binds_writable(&spec);
+        let limits = limits::decide(&spec.limits, quota, &Default::default(), support, writable)?;
+        let persistent = old.home.is_some();
+        let mut inputs = plan::Inputs {
+            id: &self.core.id,
+            spec: &spec,
+            profile,
+            seccomp,
+            privilege: backend.host.privilege,
+            lifetime: if persistent { Lifetime::Detached } else { Lifetime::Attached },
+            limits: &limits,
+            cgroups: Default::default(),
+            base,
+            layers: backend.layers.as_ref(),
+        };
+        // Decided before anything is ended, so that what cannot be leaves all as it is.
+        let mut plan = plan::plan(&inputs, &plan::RealHost)?;
+        std::mem::take(&mut *self.transfers()).cancel();
+        *self.core.tracked.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        old.end().await?;
+        *state = State::Destroyed;
+        let make = async {
+            let groups = Groups::create(&self.core.id, support, &limits.settings)?;
+            inputs.cgroups = groups.planned();
+            plan.cgroups = groups.planned();
+            let runtime = backend.runtime.as_ref().filter(|_| persistent);
+            let home = runtime.map(|runtime| Home::listen_again(runtime, &self.core.id));
+            let launch =
+                super::sandbox::launch(&backend.launcher, &plan, groups, home.transpose()?, quota);
+            let made = tokio::time::timeout(spec.creation_timeout, launch).await;
+            made.unwrap_or_else(|_| {
+                let what = "making the sandbox anew".to_owned();
+                Err(SandboxError::Timeout { what, after: spec.creation_timeout })
+            })
+        };
+        let mut instance = match make.await {
+            Ok(instance) => instance,
+            Err(error) => {
+                // What it was is gone, and what it should be is not there: it has ended.
+                if let Some(home) = &old.home {
+                    home.remove();
+                }
+                return Err(error);
+            }
+        };
+        instance.stand_on(base.clone(), Some(held), plan.overlays.clone());
+        self.replace(&inputs, &plan, instance);
+        *state = State::Running;
+        Ok(())
+    }
+}
+
+/// What was copied while the sandbox stood still.
+struct Copied {
+    /// The new layer, unless there is nothing new.
+    staging: Option<Staging>,
+    tracked: Tracked,
+    held: Held,
+}
+
+fn copy(
+    layers: &Layers,
+    scratch: &OwnedFd,
+    base: &Base,
+    overlays: &[init_plan::Overlay],
+    ids: Ids,
+    tracked: Option<Tracked>,
+    idle: bool,
+) -> Result<Copied> {
+    let failed = |error: io::Error| lost("open what the sandbox wrote", error);
+    let sources = sources(scratch, base, overlays).map_err(failed)?;
+    let room = MAX_LAYERS.saturating_sub(base.layers.len() + base.changes.len()).min(MAX_CHAIN);
+    if room == 0 {
+        return Err(SandboxError::Conflict {
+            action: "take a snapshot".to_owned(),
+            reason: format!("the sandbox stands on {MAX_LAYERS} layers already"),
+        });
+    }
+    // What was captured before is of use as long as it is there, and if one more fits on top.
+    let before = tracked.and_then(|tracked| {
+        let held = layers.hold(&tracked.layers).ok()?;
+        let dirs = tracked.layers.iter().map(|id| tree::open_root(&layers.path(id)));
+        let dirs = dirs.collect::<io::Result<Vec<_>>>().ok()?;
+        (tracked.layers.len() < room).then_some((tracked, held, dirs))
+    });
+    if let Some((tracked, held, dirs)) = before {
+        let staging = layers.begin()?;
+        let previous = Previous { root: &tracked.root, layers: dirs };
+        match capture::capture(&sources, ids, staging.tree(), Some(&previous), idle) {
+            Ok(Captured { root, changed }) => {
+                let tracked = Tracked { root, layers: tracked.layers };
+                return Ok(Copied { staging: changed.then_some(staging), tracked, held });
+            }
+            Err(Failure::NeedsAll) => {}
+            Err(Failure::At(path, error)) => return Err(cannot_copy(path, error)),
+        }
+    }
+    let staging = layers.begin()?;
+    match capture::capture(&sources, ids, staging.tree(), None, idle) {
+        Ok(Captured { root, .. }) => Ok(Copied {
+            staging: Some(staging),
+            tracked: Tracked { root, layers: Vec::new() },
+            held: Held::default(),
+        }),
+        Err(Failure::NeedsAll) => {
+            Err(SandboxError::Internal { message: "there is nothing to compare with".to_owned() })
+        }
+        Err(Failure::At(path, error)) => Err(cannot_copy(path, error)),
+    }
+}
+
+fn cannot_copy(path: Vec<u8>, error: io::Error) -> SandboxError {
+    let path = PathBuf::from("/").join(std::ffi::OsString::from_vec(path));
+    SandboxError::step("save", path, error)
+}
+
+/// Opens the trees of what a sandbox writes to.
+pub(super) fn sources(
+    scratch: &OwnedFd,
+    base: &Base,
+    overlays: &[init_plan::Overlay],
+) -> io::Result<Vec<Source>> {
+    let open = |name: &str| {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        rustix::fs::openat(scratch, name, flags, Mode::empty())
+    };
+    let names = |path: &str| {
+        let names = path.split('/').filter(|name| !name.is_empty());
+        names.map(CString::new).collect::<Result<Vec<_>, _>>()
+    };
+    let mut sources = vec![Source { dir: open(init_plan::UPPER)?, at: Vec::new(), whole: false }];
+    if base.changes.is_empty() {
+        let (dir, at) = (open(init_plan::TMP)?, vec![c"tmp".to_owned()]);
+        sources.push(Source { dir, at, whole: true });
+    }
+    for (index, overlay) in overlays.iter().enumerate() {
+        let dir = open(&init_plan::overlay_upper(index))?;
+        sources.push(Source { dir, at: names(&overlay.target)?, whole: false });
+    }
+    Ok(sources)
+}

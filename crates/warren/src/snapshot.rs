@@ -1,0 +1,285 @@
+//! The snapshots that there are: records of what a sandbox was, each naming the layers it stands on.
+//!
+//! A record is written when all that it names is there, and while that is held, so that a snapshot is
+//! whole or not there at all; what a killed process left without a record is collected. Taking and
+//! restoring them is left to the backends, and who may do so to the manager.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+use chrono::{TimeDelta, Utc};
+
+use crate::layers::Layers;
+use crate::layers::records::Records;
+use crate::{
+    Base, Capture, Result, SandboxError, SandboxId, SandboxSpec, Snapshot, SnapshotId,
+    SnapshotKind, SnapshotOptions,
+};
+
+/// The directory of these records.
+const KIND: &str = "snapshots";
+/// How many snapshots one owner may have.
+const MAX_SNAPSHOTS: usize = 10_000;
+
+/// The snapshots in one store of layers.
+#[derive(Debug, Clone)]
+pub struct Snapshots {
+    layers: Layers,
+    records: Records,
+}
+
+/// Names that are about to be given, by owner: a snapshot takes a while, and no two may end with the
+/// same name.
+type Reserved = Mutex<BTreeSet<(std::path::PathBuf, Option<String>, String)>>;
+static RESERVED: LazyLock<Arc<Reserved>> = LazyLock::new(Arc::default);
+
+impl Snapshots {
+    /// Returns those of a store.
+    pub fn of(layers: &Layers) -> Self {
+        Self { layers: layers.clone(), records: Records::of(layers, KIND) }
+    }
+
+    /// Returns the store of what they name.
+    pub fn layers(&self) -> &Layers {
+        &self.layers
+    }
+
+    /// Lists an owner's, the oldest first.
+    pub fn list(&self, owner: Option<&str>) -> Result<Vec<Snapshot>> {
+        let mut all = self.records.list::<Snapshot>()?;
+        all.retain(|snapshot| snapshot.owner.as_deref() == owner);
+        all.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
+        Ok(all)
+    }
+
+    /// Finds one of an owner by its id or its name.
+    pub fn find(&self, owner: Option<&str>, id: &str) -> Result<Snapshot> {
+        let unknown = || SandboxError::NotFound { what: "snapshot", id: id.to_owned() };
+        if id.starts_with("snap-") {
+            let found = self.records.get::<Snapshot>(id)?;
+            return found.filter(|found| found.owner.as_deref() == owner).ok_or_else(unknown);
+        }
+        let named = |snapshot: &Snapshot| snapshot.name == id && !id.is_empty();
+        self.list(owner)?.into_iter().find(named).ok_or_else(unknown)
+    }
+
+    /// Takes a name for a snapshot that is about to be, or says that it is taken.
+    pub fn reserve(&self, owner: Option<&str>, name: &str) -> Result<Reservation> {
+        let taken = || SandboxError::AlreadyExists { what: "snapshot", id: name.to_owned() };
+        let key = (self.layers.root().to_owned(), owner.map(str::to_owned), name.to_owned());
+        let mut reserved = RESERVED.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.list(owner)?;
+        if all.len() >= MAX_SNAPSHOTS {
+            return Err(SandboxError::Conflict {
+                action: "keep one more snapshot".to_owned(),
+                reason: format!("there are {MAX_SNAPSHOTS} already"),
+            });
+        }
+        let known = !name.is_empty() && all.iter().any(|snapshot| snapshot.name == name);
+        if known || (!name.is_empty() && !reserved.insert(key.clone())) {
+            return Err(taken());
+        }
+        Ok(Reservation { snapshots: self.clone(), key })
+    }
+
+    /// Forgets one of an owner. Layers that nothing else names go with the next collection.
+    pub fn remove(&self, owner: Option<&str>, id: &str) -> Result<Snapshot> {
+        let found = self.find(owner, id)?;
+        self.records.remove(found.id.as_str())?;
+        Ok(found)
+    }
+
+    /// Forgets what has expired, and the savepoints of sandboxes that are gone.
+    pub fn expire(&self, lives: impl Fn(&SandboxId) -> bool) -> Result<u64> {
+        let now = Utc::now();
+        let mut forgotten = 0;
+        for snapshot in self.records.list::<Snapshot>()? {
+            let expired = snapshot.expires_at.is_some_and(|at| at <= now);
+            let stray = snapshot.kind == SnapshotKind::Savepoint && !lives(&snapshot.sandbox_id);
+            if expired || stray {
+                self.records.remove(snapshot.id.as_str())?;
+                forgotten += 1;
+            }
+        }
+        Ok(forgotten)
+    }
+
+    /// Returns the savepoints of a sandbox, the oldest first.
+    pub fn savepoints(&self, owner: Option<&str>, sandbox: &SandboxId) -> Result<Vec<Snapshot>> {
+        let mut all = self.list(owner)?;
+        all.retain(|one| one.kind == SnapshotKind::Savepoint && one.sandbox_id == *sandbox);
+        Ok(all)
+    }
+}
+
+/// A name that nobody else gets while this lives.
+#[derive(Debug)]
+pub struct Reservation {
+    snapshots: Snapshots,
+    key: (std::path::PathBuf, Option<String>, String),
+}
+
+impl Reservation {
+    /// Writes the snapshot.
+    pub fn put(
+        self,
+        sandbox_id: &SandboxId,
+        spec: SandboxSpec,
+        capture: &Capture,
+        options: SnapshotOptions,
+    ) -> Result<Snapshot> {
+        let (bytes, entries) = self.snapshots.totals(&capture.base)?;
+        let created_at = Utc::now();
+        let expires = |time| created_at.checked_add_signed(TimeDelta::from_std(time).ok()?);
+        let snapshot = Snapshot {
+            id: SnapshotId::new(),
+            name: options.name,
+            owner: self.key.1.clone(),
+            kind: options.kind,
+            labels: options.labels,
+            sandbox_id: sandbox_id.clone(),
+            spec,
+            base: capture.base.clone(),
+            created_at,
+            expires_at: options.keep_for.and_then(expires),
+            bytes,
+            new_bytes: capture.new_bytes,
+            entries,
+        };
+        self.snapshots.records.put(snapshot.id.as_str(), &snapshot)?;
+        Ok(snapshot)
+    }
+}
+
+impl Snapshots {
+    fn totals(&self, base: &Base) -> Result<(u64, u64)> {
+        let mut totals = (0, 0);
+        for id in &base.changes {
+            let info = self.layers.info(id)?;
+            totals = (totals.0 + info.bytes, totals.1 + info.entries);
+        }
+        Ok(totals)
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let mut reserved = RESERVED.lock().unwrap_or_else(PoisonError::into_inner);
+        reserved.remove(&self.key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layers::Held;
+
+    fn capture(layers: &Layers, text: &str) -> Capture {
+        let staging = layers.begin().unwrap();
+        std::fs::write(staging.path().join("file"), text).unwrap();
+        let (id, held) = staging.commit().unwrap();
+        let base = Base { changes: vec![id], ..Base::default() };
+        Capture { base, new_bytes: 1, paused: std::time::Duration::ZERO, held }
+    }
+
+    fn named(name: &str) -> SnapshotOptions {
+        SnapshotOptions { name: name.to_owned(), ..SnapshotOptions::default() }
+    }
+
+    #[test]
+    fn a_name_is_one_owners_and_given_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let layers = Layers::open(directory.path()).unwrap();
+        let snapshots = Snapshots::of(&layers);
+        let capture = capture(&layers, "a");
+        let id = SandboxId::new();
+        let put = |owner: Option<&str>, name: &str| {
+            let reserved = snapshots.reserve(owner, name)?;
+            reserved.put(&id, SandboxSpec::default(), &capture, named(name))
+        };
+        let first = put(Some("a"), "one").unwrap();
+        assert_eq!(first.bytes, 1);
+        assert!(matches!(put(Some("a"), "one"), Err(SandboxError::AlreadyExists { .. })));
+        put(Some("b"), "one").unwrap();
+        put(None, "one").unwrap();
+        let held = snapshots.reserve(Some("a"), "two").unwrap();
+        assert!(snapshots.reserve(Some("a"), "two").is_err(), "somebody is about to");
+        drop(held);
+        snapshots.reserve(Some("a"), "two").unwrap();
+        put(Some("a"), "").unwrap();
+        put(Some("a"), "").unwrap();
+        assert_eq!(snapshots.list(Some("a")).unwrap().len(), 3);
+        assert_eq!(snapshots.find(Some("a"), "one").unwrap(), first);
+        assert_eq!(snapshots.find(Some("a"), first.id.as_str()).unwrap(), first);
+        for (owner, id) in [
+            (Some("b"), first.id.as_str()),
+            (None, first.id.as_str()),
+            (Some("c"), "one"),
+            (Some("a"), ""),
+            (Some("a"), "snap-../x"),
+        ] {
+            assert!(
+                matches!(snapshots.find(owner, id), Err(SandboxError::NotFound { .. })),
+                "{id}"
+            );
+        }
+    }
+
+    #[test]
+    fn layers_go_when_no_record_names_them_and_a_record_that_cannot_be_read_keeps_all() {
+        let directory = tempfile::tempdir().unwrap();
+        let layers = Layers::open(directory.path()).unwrap();
+        let snapshots = Snapshots::of(&layers);
+        let mut kept = Vec::new();
+        for name in ["a", "b"] {
+            let mut capture = capture(&layers, name);
+            let reserved = snapshots.reserve(None, name).unwrap();
+            let id = SandboxId::new();
+            kept.push(reserved.put(&id, SandboxSpec::default(), &capture, named(name)).unwrap());
+            capture.held = Held::default();
+        }
+        assert_eq!(layers.collect_unnamed().unwrap().layers, 0);
+        snapshots.remove(None, "a").unwrap();
+        let damaged = directory.path().join("records/snapshots/snap-x.json");
+        std::fs::write(&damaged, "{").unwrap();
+        assert!(layers.collect_unnamed().is_err());
+        assert!(snapshots.list(None).unwrap_err().to_string().contains("snap-x"));
+        std::fs::remove_file(damaged).unwrap();
+        assert_eq!(layers.collect_unnamed().unwrap().layers, 1);
+        assert!(layers.contains(&kept[1].base.changes[0]));
+    }
+
+    #[test]
+    fn what_expired_and_savepoints_of_what_is_gone_are_forgotten() {
+        let directory = tempfile::tempdir().unwrap();
+        let layers = Layers::open(directory.path()).unwrap();
+        let snapshots = Snapshots::of(&layers);
+        let capture = capture(&layers, "a");
+        let (lives, gone) = (SandboxId::new(), SandboxId::new());
+        let put = |sandbox: &SandboxId, options: SnapshotOptions| {
+            let reserved = snapshots.reserve(None, &options.name).unwrap();
+            reserved.put(sandbox, SandboxSpec::default(), &capture, options).unwrap()
+        };
+        put(&gone, named("kept"));
+        let moment = Some(std::time::Duration::from_nanos(1));
+        put(&gone, SnapshotOptions { keep_for: moment, ..named("old") });
+        let savepoint = SnapshotOptions { kind: SnapshotKind::Savepoint, ..named("") };
+        put(&gone, savepoint.clone());
+        let last = put(&lives, savepoint);
+        assert_eq!(snapshots.expire(|id| *id == lives).unwrap(), 2);
+        assert_eq!(snapshots.list(None).unwrap().len(), 2);
+        assert_eq!(snapshots.savepoints(None, &lives).unwrap(), [last]);
+    }
+
+    #[test]
+    fn names_labels_and_times_are_bounded() {
+        named("a.b-C_1").validate().unwrap();
+        for bad in [".a", "-a", "a/b", "a b", "snap-1", "ä", &"x".repeat(129)] {
+            assert!(named(bad).validate().is_err(), "{bad}");
+        }
+        let labels = [(String::new(), "x".to_owned())].into();
+        assert!(SnapshotOptions { labels, ..named("a") }.validate().is_err());
+        let keep_for = Some(std::time::Duration::ZERO);
+        assert!(SnapshotOptions { keep_for, ..named("a") }.validate().is_err());
+    }
+}
