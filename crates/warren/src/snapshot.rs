@@ -44,11 +44,17 @@ impl Snapshots {
         &self.layers
     }
 
+    /// Lists everybody's, the oldest first.
+    pub fn all(&self) -> Result<Vec<Snapshot>> {
+        let mut all = self.records.list::<Snapshot>()?;
+        all.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
+        Ok(all)
+    }
+
     /// Lists an owner's, the oldest first.
     pub fn list(&self, owner: Option<&str>) -> Result<Vec<Snapshot>> {
-        let mut all = self.records.list::<Snapshot>()?;
+        let mut all = self.all()?;
         all.retain(|snapshot| snapshot.owner.as_deref() == owner);
-        all.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
         Ok(all)
     }
 
@@ -238,14 +244,14 @@ mod tests {
             kept.push(reserved.put(&id, SandboxSpec::default(), &capture, named(name)).unwrap());
             capture.held = Held::default();
         }
-        assert_eq!(layers.collect_unnamed().unwrap().layers, 0);
+        assert_eq!(layers.collect_unnamed([]).unwrap().layers, 0);
         snapshots.remove(None, "a").unwrap();
         let damaged = directory.path().join("records/snapshots/snap-x.json");
         std::fs::write(&damaged, "{").unwrap();
-        assert!(layers.collect_unnamed().is_err());
+        assert!(layers.collect_unnamed([]).is_err());
         assert!(snapshots.list(None).unwrap_err().to_string().contains("snap-x"));
         std::fs::remove_file(damaged).unwrap();
-        assert_eq!(layers.collect_unnamed().unwrap().layers, 1);
+        assert_eq!(layers.collect_unnamed([]).unwrap().layers, 1);
         assert!(layers.contains(&kept[1].base.changes[0]));
     }
 

@@ -2,7 +2,8 @@
 //!
 //! It can be told to fail or to stall at any [`Step`], counts what it makes and loses, and runs a
 //! tiny shell: `true`, `false`, `echo`, `exit N`, `sleep SECONDS`, `cat`, `env`, `pwd`, `yes`, and
-//! `sh -c` with a list of those, `;` between them, `'quotes'`, `$NAME` and `>&2`. Time is tokio's,
+//! `sh -c` with a list of those, `;` between them, `'quotes'`, `$NAME` and `>&2`. Its files are one text,
+//! which `write WORD` sets and `read` shows, and which is saved in real layers. Time is tokio's,
 //! so that a paused clock makes it instant. It isolates nothing and runs nothing on the host.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -18,11 +19,12 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::{Capture, Channel, ExecPlan, Room};
+use crate::layers::{Held, Layers};
 use crate::{
-    BackendCapabilities, BackendHealth, Bound, Command, CreateOptions, EnforcedLimit, Enforcement,
-    ExecCause, ExecContext, ExecOutput, ExecReport, IsolationBackend, Limit, PortStream,
-    ProgramFault, ResourceUsage, Result, Sandbox, SandboxCapabilities, SandboxError, SandboxId,
-    SandboxSpec, StreamOutput,
+    BackendCapabilities, BackendHealth, Base, Bound, Command, CreateOptions, EnforcedLimit,
+    Enforcement, ExecCause, ExecContext, ExecOutput, ExecReport, IsolationBackend, Limit,
+    PortStream, ProgramFault, ResourceUsage, Result, Sandbox, SandboxCapabilities, SandboxError,
+    SandboxId, SandboxSpec, StreamOutput,
 };
 
 /// A step that can be told to fail or to stall.
@@ -144,6 +146,7 @@ pub enum Ids {
 pub struct FakeBackend {
     name: Arc<str>,
     shared: Arc<Mutex<Shared>>,
+    layers: Option<Layers>,
 }
 
 #[derive(Debug)]
@@ -227,7 +230,13 @@ impl FakeBackend {
                 counts: Counts::default(),
                 last_created: None,
             })),
+            layers: None,
         }
+    }
+
+    /// Has it keep what its sandboxes write, where others can stand on it.
+    pub fn with_layers(self, layers: Layers) -> Self {
+        Self { layers: Some(layers), ..self }
     }
 
     /// Changes what it claims to enforce, for sandboxes made from now on.
@@ -498,6 +507,10 @@ impl IsolationBackend for FakeBackend {
         Ok(lock(&self.shared).capabilities.clone())
     }
 
+    fn layers(&self) -> Option<&Layers> {
+        self.layers.as_ref()
+    }
+
     async fn create_sandbox(&self, spec: &SandboxSpec) -> Result<Box<dyn Sandbox>, SandboxError> {
         self.create_sandbox_with(spec, &CreateOptions::default()).await
     }
@@ -526,9 +539,11 @@ impl IsolationBackend for FakeBackend {
                 hint: format!("accept a sandbox without it: --accept-missing {limit}"),
             });
         }
+        let ground = self.read(&options.base)?;
         let _half_made = HalfMade::new(self, options.id.clone());
         self.pass(Step::Create).await?;
         let instance = lock(&self.shared).insert(spec, options)?;
+        *lock(&instance.ground) = ground;
         Ok(self.handle(instance))
     }
 
@@ -588,6 +603,7 @@ impl IsolationBackend for FakeBackend {
         shared.half_made.remove(id);
         if let Some(instance) = shared.live.remove(id) {
             instance.state.send_replace(State::Ended);
+            lock(&instance.ground).held = None;
             shared.counts.destroyed += 1;
         }
         Ok(())
@@ -608,6 +624,16 @@ enum State {
     Ended,
 }
 
+/// What a sandbox stands on, and what it wrote.
+#[derive(Debug, Clone, Default)]
+struct Ground {
+    base: Base,
+    text: String,
+    /// How often it was made anew.
+    life: u64,
+    held: Option<Arc<Held>>,
+}
+
 #[derive(Debug)]
 struct Instance {
     id: SandboxId,
@@ -616,6 +642,7 @@ struct Instance {
     enforcement: Enforcement,
     snapshots: bool,
     saved: Mutex<Vec<String>>,
+    ground: Mutex<Ground>,
     started: Instant,
     state: watch::Sender<State>,
     persistent: bool,
@@ -661,6 +688,7 @@ impl Instance {
             spec: spec.clone(),
             snapshots: claims.snapshots,
             saved: Mutex::default(),
+            ground: Mutex::default(),
             started: Instant::now(),
             state: watch::Sender::new(State::Running),
             persistent: options.persistent,
@@ -669,7 +697,8 @@ impl Instance {
     }
 
     fn anchor(&self) -> Option<String> {
-        self.persistent.then(|| format!("fake:{}", self.id))
+        let life = lock(&self.ground).life;
+        self.persistent.then(|| format!("fake:{}:{life}", self.id))
     }
 
     fn check_alive(&self) -> Result<State> {
@@ -738,6 +767,7 @@ impl FakeSandbox {
             capture: Capture::new(max, ctx, output_tx.is_some()),
             output_tx,
             state: instance.state.subscribe(),
+            ground: &instance.ground,
             left: plan.timeout.unwrap_or(Duration::MAX),
         };
         let cause = match shell.run(script).await {
@@ -827,6 +857,8 @@ enum Do {
     Env,
     Pwd,
     Yes,
+    Save(String),
+    Show,
     Unknown(String),
     Scripted(Scripted),
 }
@@ -844,6 +876,8 @@ impl Do {
             "env" => Self::Env,
             "pwd" => Self::Pwd,
             "yes" => Self::Yes,
+            "write" => Self::Save(args.join(" ")),
+            "read" => Self::Show,
             _ => return None,
         })
     }
@@ -888,6 +922,7 @@ struct Shell<'a> {
     capture: Capture,
     output_tx: Option<mpsc::Sender<StreamOutput>>,
     state: watch::Receiver<State>,
+    ground: &'a Mutex<Ground>,
     /// What is left of its time; it stands still while the sandbox is suspended.
     left: Duration,
 }
@@ -903,6 +938,11 @@ impl Shell<'_> {
             match action {
                 Do::Write(bytes) => self.write(to, &bytes).await?,
                 Do::Exit(code) => return Ok(code),
+                Do::Save(text) => lock(self.ground).text = text,
+                Do::Show => {
+                    let text = format!("{}\n", lock(self.ground).text);
+                    self.write(to, text.as_bytes()).await?;
+                }
                 Do::Fail => code = 1,
                 Do::Sleep(time) => self.sleep(time).await?,
                 Do::Cat => {
@@ -1063,6 +1103,7 @@ impl Sandbox for FakeSandbox {
         let mut shared = lock(&self.backend.shared);
         // Somebody else may have come first while this waited.
         if self.instance.state.send_replace(State::Ended) != State::Ended {
+            lock(&self.instance.ground).held = None;
             shared.live.remove(&self.instance.id);
             shared.counts.destroyed += 1;
         }
@@ -1120,12 +1161,72 @@ impl Sandbox for FakeSandbox {
         self.instance.anchor()
     }
 
+    fn base(&self) -> Base {
+        lock(&self.instance.ground).base.clone()
+    }
+
+    async fn capture(&self) -> Result<crate::Capture, SandboxError> {
+        self.check_snapshots()?;
+        self.backend.pass(Step::Snapshot).await?;
+        self.instance.check_alive()?;
+        let layers = self.backend.layers.as_ref().ok_or_else(|| self.no_layers())?;
+        let Ground { base, text, .. } = lock(&self.instance.ground).clone();
+        let staging = layers.begin()?;
+        let path = staging.path().join(TEXT);
+        std::fs::write(&path, text).map_err(|error| SandboxError::step("write", path, error))?;
+        let (id, mut held) = staging.commit()?;
+        held.join(layers.hold(base.all())?);
+        let new_bytes = layers.info(&id)?.bytes;
+        let mut changes = base.changes.clone();
+        changes.push(id);
+        let base = Base { changes, ..base };
+        Ok(crate::Capture { base, new_bytes, paused: Duration::ZERO, held })
+    }
+
+    async fn rebase(&self, base: &Base) -> Result<(), SandboxError> {
+        self.check_snapshots()?;
+        let ground = self.backend.read(base)?;
+        self.backend.pass(Step::Restore).await?;
+        self.instance.check_alive()?;
+        let mut now = lock(&self.instance.ground);
+        *now = Ground { life: now.life + 1, ..ground };
+        Ok(())
+    }
+
     fn enforcement(&self) -> Enforcement {
         self.instance.enforcement.clone()
     }
 }
 
+/// The one file in the layers of this backend.
+const TEXT: &str = "text";
+
+impl FakeBackend {
+    /// Reads what a sandbox on this base begins with.
+    fn read(&self, base: &Base) -> Result<Ground> {
+        let Some(layers) = self.layers.as_ref().filter(|_| !base.is_plain()) else {
+            return Ok(Ground { base: base.clone(), ..Ground::default() });
+        };
+        let held = Some(Arc::new(layers.hold(base.all())?));
+        let mut text = String::new();
+        if let Some(id) = base.changes.last() {
+            let path = layers.path(id).join(TEXT);
+            let read = std::fs::read_to_string(&path);
+            text = read.map_err(|error| SandboxError::step("read", path, error))?;
+        }
+        Ok(Ground { base: base.clone(), text, life: 0, held })
+    }
+}
+
 impl FakeSandbox {
+    fn no_layers(&self) -> SandboxError {
+        SandboxError::Unsupported {
+            feature: "layers".to_owned(),
+            backend: self.backend.name.to_string(),
+            hint: "give the backend a directory to keep layers in".to_owned(),
+        }
+    }
+
     fn check_snapshots(&self) -> Result<()> {
         self.instance.check_alive()?;
         if self.instance.snapshots {

@@ -7,9 +7,18 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AttachRequest, AttachResult, Base, PoolConfig, Result, Sandbox, SandboxError, SandboxId,
-    SandboxSelectionOptions, SandboxSession, SandboxSpec, SessionTimeouts,
+    AttachRequest, AttachResult, Base, ForkOptions, PoolConfig, Result, Sandbox, SandboxError,
+    SandboxId, SandboxSelectionOptions, SandboxSession, SandboxSpec, SessionTimeouts, Snapshot,
+    SnapshotOptions,
 };
+
+fn no_snapshots() -> SandboxError {
+    SandboxError::Unsupported {
+        feature: "snapshots".to_owned(),
+        backend: "this manager's".to_owned(),
+        hint: "use a manager that keeps them".to_owned(),
+    }
+}
 
 /// Gives sandboxes to clients and takes them back, by the rules of the contract.
 #[async_trait]
@@ -58,6 +67,78 @@ pub trait SandboxManager: Send + Sync {
 
     /// Ends a session, and with the last one its sandbox.
     async fn terminate(&self, session: &SandboxSession) -> Result<(), SandboxError>;
+
+    /// Saves the session's sandbox, which stands still for a moment.
+    async fn snapshot(
+        &self,
+        session: &SandboxSession,
+        options: &SnapshotOptions,
+    ) -> Result<Snapshot, SandboxError> {
+        let _ = (session, options);
+        Err(no_snapshots())
+    }
+
+    /// Saves the session's sandbox as a place to go back to, which goes with it.
+    async fn savepoint(&self, session: &SandboxSession) -> Result<Snapshot, SandboxError> {
+        let _ = session;
+        Err(no_snapshots())
+    }
+
+    /// Returns all snapshots, the oldest first.
+    async fn list_snapshots(&self) -> Result<Vec<Snapshot>, SandboxError> {
+        Ok(Vec::new())
+    }
+
+    /// Finds a snapshot of a client by its id or its name.
+    async fn get_snapshot(&self, client_id: &str, id: &str) -> Result<Snapshot, SandboxError> {
+        let _ = client_id;
+        Err(SandboxError::NotFound { what: "snapshot", id: id.to_owned() })
+    }
+
+    /// Forgets a snapshot of a client, and removes what nothing else stands on.
+    async fn remove_snapshot(&self, client_id: &str, id: &str) -> Result<(), SandboxError> {
+        let _ = client_id;
+        Err(SandboxError::NotFound { what: "snapshot", id: id.to_owned() })
+    }
+
+    /// Makes the session's sandbox what a snapshot says: its processes end, and it keeps its id, its
+    /// sessions and its spec.
+    async fn restore(
+        &self,
+        session: &SandboxSession,
+        snapshot: &Snapshot,
+    ) -> Result<(), SandboxError> {
+        let _ = (session, snapshot);
+        Err(no_snapshots())
+    }
+
+    /// Goes back to the last savepoint of the session's sandbox, which is used up by that.
+    async fn undo(&self, session: &SandboxSession) -> Result<Snapshot, SandboxError> {
+        let _ = session;
+        Err(no_snapshots())
+    }
+
+    /// Makes sandboxes that are as the session's is now, each with a session: all of them, or none
+    /// unless fewer will do.
+    async fn fork(
+        &self,
+        session: &SandboxSession,
+        options: &ForkOptions,
+    ) -> Result<Vec<(SandboxSession, Arc<dyn Sandbox>)>, SandboxError> {
+        let _ = (session, options);
+        Err(no_snapshots())
+    }
+
+    /// Likewise, of what a snapshot says, for a client.
+    async fn fork_snapshot(
+        &self,
+        snapshot: &Snapshot,
+        options: &ForkOptions,
+        client_id: &str,
+    ) -> Result<Vec<(SandboxSession, Arc<dyn Sandbox>)>, SandboxError> {
+        let _ = (snapshot, options, client_id);
+        Err(no_snapshots())
+    }
 
     /// Returns all sessions.
     async fn list_sessions(&self) -> Result<Vec<SandboxSession>, SandboxError>;

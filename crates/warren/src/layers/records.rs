@@ -107,6 +107,11 @@ impl Records {
         Ok(names.filter(|name| !name.starts_with('.')).filter_map(id).collect())
     }
 
+    /// Removes all of them.
+    pub(crate) fn clear(&self) -> Result<()> {
+        self.ids()?.iter().try_for_each(|id| self.remove(id))
+    }
+
     /// Removes a record; one that is gone already is as good.
     pub(crate) fn remove(&self, id: &str) -> Result<()> {
         let Some(path) = self.path(id) else { return Ok(()) };
@@ -136,13 +141,15 @@ impl Layers {
         Ok(named)
     }
 
-    /// Removes every layer that no record names and nobody holds. A record that cannot be read stops
+    /// Removes every layer that no record names, nobody holds and is not `known` to be in use. A record that cannot be read stops
     /// that: nobody knows what it names.
-    pub fn collect_unnamed(&self) -> Result<Collected> {
-        // Listed first, and named after that: what is named meanwhile was held before.
+    pub fn collect_unnamed(&self, known: impl IntoIterator<Item = LayerId>) -> Result<Collected> {
+        // Listed first, and named after that: what comes to be meanwhile is held until it is named.
         let there = self.ids()?;
-        let named = self.named()?;
-        self.collect(&self.ids()?.difference(&there).chain(&named).cloned().collect())
+        let mut spared = self.named()?;
+        spared.extend(known);
+        spared.extend(self.ids()?.difference(&there).cloned());
+        self.collect(&spared)
     }
 
     /// Removes what a killed process left of records that it did not come to write.

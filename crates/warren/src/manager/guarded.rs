@@ -12,10 +12,10 @@ use super::registry::Life;
 use super::session::Held;
 use crate::shell::is_shell;
 use crate::{
-    Command, Enforcement, ExecContext, ExecEnd, ExecHandle, ExecId, ExecInfo, ExecMeasure,
-    ExecOptions, ExecOutput, ExecReport, FoundExec, LogRead, LogWait, PortStream, ResourceUsage,
-    Result, Sandbox, SandboxCapabilities, SandboxError, SandboxFiles, SandboxId, SandboxSession,
-    SessionState, StreamOutput, TerminalSize,
+    Base, Capture, Command, Enforcement, ExecContext, ExecEnd, ExecHandle, ExecId, ExecInfo,
+    ExecMeasure, ExecOptions, ExecOutput, ExecReport, FoundExec, LogRead, LogWait, PortStream,
+    ResourceUsage, Result, Sandbox, SandboxCapabilities, SandboxError, SandboxFiles, SandboxId,
+    SandboxSession, SessionState, SnapshotOptions, StreamOutput, TerminalSize,
 };
 
 /// A sandbox as its clients hold it.
@@ -293,12 +293,24 @@ impl Sandbox for Guarded {
 
     async fn snapshot(&self, name: &str) -> Result<String, SandboxError> {
         let _work = self.begin(Use::Looks)?;
-        self.handle.snapshot(name).await
+        let options = SnapshotOptions { name: name.to_owned(), ..SnapshotOptions::default() };
+        Ok(self.inner.snapshot(&self.session()?, &options).await?.id.0)
     }
 
     async fn restore(&self, snapshot_id: &str) -> Result<(), SandboxError> {
         let _work = self.begin(Use::Runs)?;
-        self.handle.restore(snapshot_id).await
+        let session = self.session()?;
+        let snapshot = self.inner.get_snapshot(&session.client_id, snapshot_id).await?;
+        self.inner.restore(&session, &snapshot).await
+    }
+
+    fn base(&self) -> Base {
+        self.handle.base()
+    }
+
+    async fn capture(&self) -> Result<Capture, SandboxError> {
+        let _work = self.begin(Use::Looks)?;
+        self.handle.capture().await
     }
 
     /// Ends the sandbox with every session that it has: its owner asks for it by name.

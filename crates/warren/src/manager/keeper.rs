@@ -16,10 +16,12 @@ use super::bounded::{bounded, caught};
 use super::registry::{Entry, Life};
 use super::selection::sandbox_lacks;
 use super::session::{Held, Move, Next, admit};
+use super::snapshots::CAPTURE_TIME;
+use crate::layers;
 use crate::store::{Change, Phase, SandboxRecord};
 use crate::{
-    CreateOptions, RequiredCapabilities, Result, Sandbox, SandboxError, SandboxId, SandboxSession,
-    SandboxSpec, SessionState,
+    Base, Capture, CreateOptions, RequiredCapabilities, Result, Sandbox, SandboxError, SandboxId,
+    SandboxSession, SandboxSpec, SessionState,
 };
 
 /// How many requests may wait for one sandbox.
@@ -47,6 +49,10 @@ pub(super) enum Request {
     },
     /// Move a session.
     Move { session_id: String, wanted: Wanted, reply: Reply<SandboxSession> },
+    /// Make layers of what was written.
+    Capture { reply: Reply<Capture> },
+    /// Be made anew on other ground, which is held until then.
+    Rebase { base: Base, held: layers::Held, reply: Reply<()> },
     /// Become the default sandbox.
     MakeDefault { reply: Reply<()> },
     /// End what timed out, and do what could not be done before.
@@ -215,6 +221,17 @@ impl Keeper {
             }
             Request::Move { session_id, wanted, reply } => {
                 let _ = reply.send(self.move_session(&session_id, wanted).await);
+            }
+            Request::Capture { reply } => {
+                // Nobody need stand still for one who is gone.
+                if !reply.is_closed() {
+                    let _ = reply.send(self.capture().await);
+                }
+            }
+            Request::Rebase { base, held, reply } => {
+                let rebased = self.rebase(base).await;
+                drop(held);
+                let _ = reply.send(rebased);
             }
             Request::MakeDefault { reply } => drop(reply.send(self.make_default().await)),
             Request::Tend { reply } => drop(reply.send(self.tend().await)),
@@ -619,6 +636,61 @@ impl Keeper {
             }
         }
         self.inner.owe(never_were.into_iter());
+    }
+
+    async fn capture(&mut self) -> Result<Capture> {
+        let handle = self.handle()?;
+        let lives = self.inner.registry().sandboxes.get(&self.id).is_some_and(Entry::lives);
+        if !lives {
+            return Err(SandboxError::Ended { id: self.id.clone() });
+        }
+        bounded("saving the sandbox", CAPTURE_TIME, handle.capture()).await
+    }
+
+    /// Makes the sandbox anew. What it shall stand on is written first, so that a manager that is
+    /// killed on the way leaves the next one to do it.
+    async fn rebase(&mut self, base: Base) -> Result<()> {
+        let handle = self.handle()?;
+        let (life, old) = {
+            let registry = self.inner.registry();
+            let entry = registry.sandboxes.get(&self.id).ok_or_else(|| self.lost())?;
+            (entry.life, Arc::clone(&entry.base))
+        };
+        match life {
+            Life::Running => {}
+            Life::Suspended => return Err(SandboxError::Suspended { id: self.id.clone() }),
+            Life::Creating | Life::Ending => {
+                return Err(SandboxError::Ended { id: self.id.clone() });
+            }
+        }
+        let base = Arc::new(base);
+        self.update(|entry| entry.base = Arc::clone(&base));
+        let record = self.record(Phase::Restoring).map(Change::PutSandbox);
+        if let Err(error) = self.inner.persist(record.into_iter()).await {
+            self.update(|entry| (entry.base, entry.dirty) = (old, true));
+            return Err(error);
+        }
+        let rebased = bounded("restoring the sandbox", CAPTURE_TIME, handle.rebase(&base)).await;
+        if let Err(error) = rebased {
+            if !self.is_alive(&handle).await {
+                warn!(sandbox = %self.id, %error, "a sandbox did not outlive its restoration");
+                let _ = self.destroy(Vec::new(), false).await;
+                return Err(error);
+            }
+            self.update(|entry| entry.base = old);
+            self.write_running().await;
+            return Err(error);
+        }
+        self.write_running().await;
+        Ok(())
+    }
+
+    /// Writes that it runs; what cannot be written now is written by the next tend.
+    async fn write_running(&mut self) {
+        let record = self.record(Phase::Running).map(Change::PutSandbox);
+        if self.inner.persist(record.into_iter()).await.is_err() {
+            self.update(|entry| entry.dirty = true);
+        }
     }
 
     /// Ends a session, and the sandbox with the last one.

@@ -8,6 +8,7 @@
 //! | `guarded.rs` | the sandbox as clients hold it |
 //! | `pool.rs`, `sweep.rs` | what happens by itself |
 //! | `bounded.rs` | calls on what is not ours, with an end to each |
+//! | `snapshots.rs` | what is kept of sandboxes, and for whom |
 //! | `recovery.rs` | what happens with the records of the manager before |
 
 mod bounded;
@@ -19,6 +20,7 @@ mod recovery;
 mod registry;
 mod selection;
 mod session;
+mod snapshots;
 mod sweep;
 
 use std::fmt;
@@ -45,9 +47,9 @@ use self::session::Held;
 use crate::store::{Change, Store, StoreError};
 use crate::{
     AttachRequest, AttachResult, BackendCapabilities, BackendHealth, Base, CreateOptions,
-    IsolationBackend, Result, Sandbox, SandboxError, SandboxId, SandboxManager,
+    ForkOptions, IsolationBackend, Result, Sandbox, SandboxError, SandboxId, SandboxManager,
     SandboxManagerConfig, SandboxManagerStats, SandboxSelectionOptions, SandboxSession,
-    SandboxSpec, SessionState,
+    SandboxSpec, SessionState, Snapshot, SnapshotOptions,
 };
 
 /// How long a backend may take to tell what it can do or how it does.
@@ -884,6 +886,60 @@ impl SandboxManager for DefaultSandboxManager {
 
     async fn terminate(&self, session: &SandboxSession) -> Result<(), SandboxError> {
         self.inner.move_session(session, Wanted::End).await.map(drop)
+    }
+
+    async fn snapshot(
+        &self,
+        session: &SandboxSession,
+        options: &SnapshotOptions,
+    ) -> Result<Snapshot, SandboxError> {
+        self.inner.snapshot(session, options).await
+    }
+
+    async fn savepoint(&self, session: &SandboxSession) -> Result<Snapshot, SandboxError> {
+        self.inner.savepoint(session).await
+    }
+
+    async fn list_snapshots(&self) -> Result<Vec<Snapshot>, SandboxError> {
+        self.inner.list_snapshots().await
+    }
+
+    async fn get_snapshot(&self, client_id: &str, id: &str) -> Result<Snapshot, SandboxError> {
+        self.inner.get_snapshot(client_id, id).await
+    }
+
+    async fn remove_snapshot(&self, client_id: &str, id: &str) -> Result<(), SandboxError> {
+        self.inner.enter()?;
+        self.inner.remove_snapshot(client_id, id).await
+    }
+
+    async fn restore(
+        &self,
+        session: &SandboxSession,
+        snapshot: &Snapshot,
+    ) -> Result<(), SandboxError> {
+        self.inner.restore(session, snapshot).await
+    }
+
+    async fn undo(&self, session: &SandboxSession) -> Result<Snapshot, SandboxError> {
+        self.inner.undo(session).await
+    }
+
+    async fn fork(
+        &self,
+        session: &SandboxSession,
+        options: &ForkOptions,
+    ) -> Result<Vec<(SandboxSession, Arc<dyn Sandbox>)>, SandboxError> {
+        Ok(self.inner.hand_out(self.inner.fork(session, options).await?))
+    }
+
+    async fn fork_snapshot(
+        &self,
+        snapshot: &Snapshot,
+        options: &ForkOptions,
+        client_id: &str,
+    ) -> Result<Vec<(SandboxSession, Arc<dyn Sandbox>)>, SandboxError> {
+        Ok(self.inner.hand_out(self.inner.fork_snapshot(snapshot, options, client_id).await?))
     }
 
     async fn list_sessions(&self) -> Result<Vec<SandboxSession>, SandboxError> {

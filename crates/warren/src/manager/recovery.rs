@@ -16,7 +16,7 @@ use super::guarded::Guarded;
 use super::registry::{Entry, Life, Unreachable};
 use super::session::Held;
 use crate::store::{Change, Phase, SandboxRecord, SessionRecord};
-use crate::{Result, Sandbox, SandboxError, SandboxId, SessionState};
+use crate::{CreateOptions, Result, Sandbox, SandboxError, SandboxId, SessionState};
 
 /// How long one sandbox may take to be taken over, or its remains to be removed.
 const ADOPT_TIME: Duration = Duration::from_secs(60);
@@ -40,15 +40,22 @@ impl Inner {
         for record in image.sessions {
             sessions.entry(record.session.sandbox_id.clone()).or_default().push(record);
         }
+        // None of a fork that is not whole is to be seen.
+        let unfinished = self.unfinished_forks().await?;
         let mut dropped = Vec::new();
         let mut spared = BTreeSet::new();
         for record in image.sandboxes {
             let id = record.id.clone();
             let mut held = sessions.remove(&id).unwrap_or_default();
             held.retain(|record| record.session.state != SessionState::Terminated);
+            let record = match unfinished.contains(&id) {
+                true => SandboxRecord { phase: Phase::Creating, ..record },
+                false => record,
+            };
             match self.decide(&record, &held).await {
                 Fate::Adopted(handle) => {
                     spared.insert(id);
+                    dropped.extend(settled(&record, &handle).map(Change::PutSandbox));
                     self.install(record, held, handle);
                 }
                 Fate::Gone => {
@@ -75,6 +82,10 @@ impl Inner {
         }
         self.persist(dropped.into_iter()).await?;
         self.remove_strays(&spared).await;
+        if unfinished.iter().all(|id| !self.registry().unreachable.contains_key(id)) {
+            self.forget_forks().await?;
+        }
+        self.collect().await;
         info!(sandboxes = self.registry().sandboxes.len(), "took over");
         Ok(())
     }
@@ -89,8 +100,8 @@ impl Inner {
         let pool = &self.config.pool;
         let wanted = match (record.phase, &record.owner) {
             (Phase::Creating | Phase::Destroying, _) => false,
-            (Phase::Running | Phase::Suspended, Some(_)) => !sessions.is_empty(),
-            (Phase::Running | Phase::Suspended, None) => {
+            (Phase::Running | Phase::Suspended | Phase::Restoring, Some(_)) => !sessions.is_empty(),
+            (Phase::Running | Phase::Suspended | Phase::Restoring, None) => {
                 pool.enabled && pool.warm_profiles.contains(&record.spec.profile) && !record.used
             }
         };
@@ -111,7 +122,21 @@ impl Inner {
         let outcome = match outcome {
             Ok(None) => {
                 let reclaim = backend.reclaim(&record.id);
-                bounded("removing its remains", ADOPT_TIME, reclaim).await.map(|()| None)
+                match bounded("removing its remains", ADOPT_TIME, reclaim).await {
+                    // It was ended to be made anew, and its maker was killed before it was.
+                    Ok(()) if wanted && record.phase == Phase::Restoring => {
+                        let options = CreateOptions {
+                            id: Some(record.id.clone()),
+                            persistent: true,
+                            base: record.base.clone(),
+                            ..CreateOptions::default()
+                        };
+                        let make = backend.create_sandbox_with(&record.spec, &options);
+                        let made = bounded("making it anew", ADOPT_TIME, make).await;
+                        made.map(|handle| Some(Arc::from(handle)))
+                    }
+                    other => other.map(|()| None),
+                }
             }
             other => other,
         };
@@ -144,7 +169,7 @@ impl Inner {
         let entry = Entry {
             backend,
             spec: Arc::new(record.spec),
-            base: Arc::new(record.base),
+            base: Arc::new(handle.base()),
             life: if suspended { Life::Suspended } else { Life::Running },
             owner: record.owner,
             used: record.used,
@@ -205,6 +230,8 @@ impl Inner {
                 Fate::Unreachable => {}
                 Fate::Adopted(handle) => {
                     info!(sandbox = %id, "took over after all");
+                    let changed = settled(&record, &handle).map(Change::PutSandbox);
+                    let _ = self.persist(changed.into_iter()).await;
                     self.install(record, sessions, handle);
                 }
                 Fate::Gone => {
@@ -232,6 +259,16 @@ impl Inner {
     }
 }
 
+/// Returns the record of a sandbox that was about to be made anew, now that it is settled whether it was.
+fn settled(record: &SandboxRecord, handle: &Arc<dyn Sandbox>) -> Option<SandboxRecord> {
+    (record.phase == Phase::Restoring).then(|| SandboxRecord {
+        phase: Phase::Running,
+        anchor: handle.anchor(),
+        base: handle.base(),
+        ..record.clone()
+    })
+}
+
 /// Finishes a turn that may have been written and not been made.
 async fn settle(
     phase: Phase,
@@ -242,7 +279,9 @@ async fn settle(
     }
     match phase {
         Phase::Suspended => handle.suspend().await?,
-        Phase::Creating | Phase::Running | Phase::Destroying => handle.resume().await?,
+        Phase::Creating | Phase::Running | Phase::Destroying | Phase::Restoring => {
+            handle.resume().await?;
+        }
     }
     Ok(Some(handle))
 }

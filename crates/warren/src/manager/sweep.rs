@@ -77,6 +77,7 @@ impl Inner {
         };
         let _ = timeout(PATIENCE, all).await;
         self.recover_rest().await;
+        self.collect().await;
         // What the store was to forget and could not be told.
         if !self.registry().owed.is_empty() {
             let _ = self.persist(std::iter::empty::<Change>()).await;

@@ -79,6 +79,8 @@ pub enum Phase {
     Suspended,
     /// It is about to be destroyed, or half-destroyed.
     Destroying,
+    /// It runs, and is about to be made anew on the base of its record, or half-made.
+    Restoring,
 }
 
 /// A session, as it is stored.

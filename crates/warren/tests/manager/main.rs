@@ -10,4 +10,5 @@ mod history;
 mod model;
 mod pool;
 mod sessions;
+mod snapshots;
 mod support;

@@ -96,6 +96,6 @@ async fn whatever_was_written_is_the_same_in_forks_and_after_a_restore() {
         check(&place, seed).await;
     }
     // All that is left is what nobody holds any more.
-    place.layers.collect_unnamed().unwrap();
+    place.layers.collect_unnamed([]).unwrap();
     assert!(place.layers.list().unwrap().is_empty());
 }

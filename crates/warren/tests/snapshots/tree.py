@@ -27,6 +27,11 @@ def everything(kinds):
     return sorted(found)
 
 
+def unwaiting(path, flags):
+    """There may be a FIFO already, which nobody reads."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
+
+
 def name(rng):
     kind = rng.randrange(6)
     if kind == 0:
@@ -68,10 +73,10 @@ def step(rng):
     if what == 0:
         os.mkdir(path)
     elif what in (1, 2):
-        with open(path, "wb") as file:
+        with open(path, "wb", opener=unwaiting) as file:
             file.write(rng.randbytes(rng.choice([0, 1, 100, 4096, 70_000, 200_000])))
     elif what == 3:
-        with open(path, "wb") as file:
+        with open(path, "wb", opener=unwaiting) as file:
             file.seek(rng.randrange(1, 5_000_000))
             file.write(b"end")
             if rng.randrange(2):

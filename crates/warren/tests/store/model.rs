@@ -46,6 +46,7 @@ fn sandbox() -> impl Strategy<Value = SandboxRecord> {
         Phase::Running,
         Phase::Suspended,
         Phase::Destroying,
+        Phase::Restoring,
     ]);
     let texts = (any::<String>(), any::<Option<String>>(), any::<Option<String>>());
     (id(), spec(), phase, any::<bool>(), texts, time()).prop_map(
