@@ -8,7 +8,7 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use rustix::fs::AtFlags;
 
 use super::Staging;
-use super::tree::{self, Ids, Kind, MAX_DEPTH, Made, Meta, Writer};
+use super::tree::{self, Form, Ids, Kind, MAX_DEPTH, Made, Meta, Writer};
 use crate::{Result, SandboxError};
 
 /// Copies everything below `from` but devices and sockets, following no link.
@@ -85,12 +85,12 @@ impl Copier<'_> {
                 let opened = tree::open_dir(from, name, &meta)?;
                 let made = self.writer.directory(to, name)?;
                 self.directory(opened.as_fd(), made.as_fd(), depth + 1)?;
-                let xattrs = tree::xattrs(opened.as_fd())?;
+                let xattrs = tree::xattrs(opened.as_fd(), Form::Plain)?;
                 self.writer.seal(made.as_fd(), &Made { xattrs, ..plain })
             }
             Kind::File => {
                 let opened = tree::open_file(from, name, &meta)?;
-                let xattrs = tree::xattrs(opened.as_fd())?;
+                let xattrs = tree::xattrs(opened.as_fd(), Form::Plain)?;
                 self.writer.copy_file(opened.as_fd(), &meta, &Made { xattrs, ..plain }, to, name)
             }
             Kind::Symlink => self.writer.symlink(&tree::link_target(from, name)?, &plain, to, name),
