@@ -399,7 +399,7 @@ impl Core {
 
     /// Returns the most memory that the sandbox held since this was asked for the same exec before.
     pub(crate) fn peak_memory(&self, id: &ExecId) -> Option<u64> {
-        let group = self.instance.groups().memory()?.to_owned();
+        let group = self.instance().groups().memory()?.to_owned();
         self.execs.peak_memory(&group, id)
     }
 
