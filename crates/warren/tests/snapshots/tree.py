@@ -149,7 +149,9 @@ def change(seed, steps):
             step(rng)
         except OSError as error:
             allowed = (errno.EEXIST, errno.ENOTDIR, errno.EACCES, errno.EINVAL, errno.ENOTEMPTY, errno.ENAMETOOLONG,
-                       errno.ENOENT, errno.EISDIR, errno.EBUSY, errno.ENXIO, errno.EPERM, errno.EADDRINUSE, errno.EXDEV, errno.ELOOP)
+                       errno.ENOENT, errno.EISDIR, errno.EBUSY, errno.ENXIO, errno.EPERM, errno.EADDRINUSE, errno.EXDEV, errno.ELOOP,
+                       # Of overlayfs, now and then, for a rename over what it has just removed.
+                       errno.ESTALE)
             if error.errno not in allowed:
                 raise
 
