@@ -17,6 +17,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 use tokio_util::sync::CancellationToken;
 
+use crate::server::{Connection, Hangup};
+
 /// For how long nobody may read what we write.
 const STALL: Duration = Duration::from_secs(20);
 /// For how long what is still being sent to us is thrown away, so that our last answer is read:
@@ -164,16 +166,23 @@ impl<T: Unpin> HttpBody for Holding<T> {
 
 /// A connection that does not wait for ever to be read, and whose last answer can be.
 #[derive(Debug)]
-pub(crate) struct Patient<S> {
+pub(crate) struct Patient<S: Connection> {
     stream: S,
+    hangup: Hangup,
     stalled: Option<Pin<Box<Sleep>>>,
     lingering: Option<Pin<Box<Sleep>>>,
     thrown_away: usize,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Patient<S> {
+impl<S: Connection> Patient<S> {
     pub(crate) fn new(stream: S) -> Self {
-        Self { stream, stalled: None, lingering: None, thrown_away: 0 }
+        let hangup = Hangup::default();
+        Self { stream, hangup, stalled: None, lingering: None, thrown_away: 0 }
+    }
+
+    /// Returns what cuts it off, once it is dropped.
+    pub(crate) fn hangup(&self) -> Hangup {
+        self.hangup.clone()
     }
 
     /// Gives a write that has to wait so long and no longer.
@@ -192,7 +201,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Patient<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+impl<S: Connection> Drop for Patient<S> {
+    fn drop(&mut self) {
+        if self.hangup.is_now() {
+            self.stream.reset();
+        }
+    }
+}
+
+impl<S: Connection> AsyncRead for Patient<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -202,7 +219,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+impl<S: Connection> AsyncWrite for Patient<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

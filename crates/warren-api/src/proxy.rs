@@ -77,6 +77,8 @@ pub(crate) struct Target {
     pub(crate) sandbox: Arc<dyn Sandbox>,
     pub(crate) tenant: Arc<str>,
     pub(crate) port: u16,
+    /// What the server gets as `Host`; an address of its own if absent.
+    pub(crate) host: Option<HeaderValue>,
 }
 
 /// Counts connections.
@@ -169,7 +171,7 @@ pub(crate) async fn proxy(
     let client = wanted.is_some().then(|| hyper::upgrade::on(&mut request));
     let stream = connect(api, target).await?;
     let (watch, heard) = Heard::new();
-    let request = outgoing(request, port, wanted.as_ref(), heard)?;
+    let request = outgoing(request, target, wanted.as_ref(), heard)?;
 
     let handshake = http1::Builder::new()
         .max_headers(MAX_HEADERS)
@@ -284,7 +286,7 @@ fn strip(headers: &mut HeaderMap) {
 /// Makes the request as the server gets it.
 fn outgoing(
     request: Request,
-    port: u16,
+    target: &Target,
     upgrade: Option<&HeaderValue>,
     heard: Heard,
 ) -> Result<hyper::Request<Said>, ApiError> {
@@ -305,9 +307,13 @@ fn outgoing(
         let from = HeaderValue::from_str(&from.ip().to_string());
         headers.extend(from.ok().map(|from| (HeaderName::from_static("x-forwarded-for"), from)));
     }
-    // What servers made for development take without being told to.
-    let host = HeaderValue::from_str(&format!("localhost:{port}"));
-    headers.insert(header::HOST, host.map_err(|_| ApiError::internal("a host of digits"))?);
+    let host = match &target.host {
+        Some(host) => host.clone(),
+        // What servers made for development take without being told to.
+        None => HeaderValue::from_str(&format!("localhost:{}", target.port))
+            .map_err(|_| ApiError::internal("a host of digits"))?,
+    };
+    headers.insert(header::HOST, host);
     if let Some(protocol) = upgrade {
         offer(headers, protocol);
     }

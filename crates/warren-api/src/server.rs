@@ -35,10 +35,28 @@ const MAX_HEAD: usize = 32 << 10;
 /// How long to wait when the host has nothing left for a connection.
 const BREATHER: Duration = Duration::from_millis(100);
 
+/// What a connection is read and written by.
+pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send + 'static {
+    /// Has the other end see, when this is dropped, that it was cut off and did not just end.
+    fn reset(&self) {}
+}
+
+impl Connection for UnixStream {}
+
+#[cfg(test)]
+impl Connection for tokio::io::DuplexStream {}
+
+impl Connection for TcpStream {
+    fn reset(&self) {
+        // What was not sent yet is thrown away, and the other end gets a reset. See socket(7).
+        let _ = rustix::net::sockopt::set_socket_linger(self, Some(Duration::ZERO));
+    }
+}
+
 /// Where connections come from.
 pub trait Listener: Send + Sync + 'static {
     /// What a connection is read and written by.
-    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+    type Stream: Connection;
 
     /// Waits for the next connection.
     fn next(&self) -> impl Future<Output = io::Result<(Self::Stream, Peer)>> + Send;
@@ -62,6 +80,20 @@ impl Listener for TcpListener {
         stream.set_nodelay(true)?;
         let peer = Peer::Tcp { from, to: stream.local_addr()? };
         Ok((stream, peer))
+    }
+}
+
+/// Cuts off the connection of a request at once, as if the daemon were gone.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Hangup(CancellationToken);
+
+impl Hangup {
+    pub(crate) fn now(&self) {
+        self.0.cancel();
+    }
+
+    pub(crate) fn is_now(&self) -> bool {
+        self.0.is_cancelled()
     }
 }
 
@@ -136,16 +168,18 @@ impl Server {
         }
     }
 
-    async fn converse<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    async fn converse<S: Connection>(
         &self,
         stream: Patient<S>,
         peer: Peer,
         place: &Place,
         router: Router,
     ) {
-        let seat = place.seat();
+        let (seat, hangup) = (place.seat(), stream.hangup());
+        let cut = hangup.clone();
         let service = service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(peer);
+            request.extensions_mut().insert(hangup.clone());
             request.extensions_mut().insert(seat.clone());
             router.clone().oneshot(request.map(Body::new))
         });
@@ -160,10 +194,12 @@ impl Server {
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,
             () = place.leave.cancelled() => return,
+            () = cut.0.cancelled() => return,
             () = self.closing.cancelled() => {
                 connection.as_mut().graceful_shutdown();
                 tokio::select! {
                     ended = connection => ended,
+                    () = cut.0.cancelled() => return,
                     () = self.giving_up.cancelled() => return,
                 }
             }

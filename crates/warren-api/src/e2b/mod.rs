@@ -6,6 +6,7 @@
 
 pub mod control;
 mod directory;
+mod envd;
 mod record;
 mod routing;
 
@@ -23,9 +24,9 @@ use crate::Api;
 pub struct E2b(Arc<Inner>);
 
 struct Inner {
-    #[expect(dead_code, reason = "for envd, which comes next")]
     api: Api,
     directory: Arc<dyn SandboxDirectory>,
+    watchers: envd::Watchers,
 }
 
 impl fmt::Debug for E2b {
@@ -37,7 +38,7 @@ impl fmt::Debug for E2b {
 impl E2b {
     /// Puts the dialect before a manager.
     pub fn new(api: &Api, directory: Arc<dyn SandboxDirectory>) -> Self {
-        Self(Arc::new(Inner { api: api.clone(), directory }))
+        Self(Arc::new(Inner { api: api.clone(), directory, watchers: Default::default() }))
     }
 }
 

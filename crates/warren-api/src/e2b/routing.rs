@@ -1,23 +1,47 @@
 //! Whom a request is for: a sandbox, named by headers, by the host or by a signature, or the control
 //! plane.
 
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
 use axum::Router;
+use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
+use hyper::body::{Frame, SizeHint};
 use serde_json::json;
+use subtle::ConstantTimeEq as _;
+use tokio_util::sync::WaitForCancellationFutureOwned;
 use tower::ServiceExt as _;
 
-use super::E2b;
+use super::{E2b, SandboxEntry, envd};
+use crate::crowd::{Holding, Seat};
+use crate::principal::Principal;
+use crate::proxy::{self, PATIENCE, Target};
+use crate::server::Hangup;
 
-const SANDBOX_ID: &str = "e2b-sandbox-id";
-const SANDBOX_PORT: &str = "e2b-sandbox-port";
+const SANDBOX_ID: HeaderName = HeaderName::from_static("e2b-sandbox-id");
+const SANDBOX_PORT: HeaderName = HeaderName::from_static("e2b-sandbox-port");
+const TRAFFIC_TOKEN: HeaderName = HeaderName::from_static("e2b-traffic-access-token");
+/// What is for us, and for no server in a sandbox.
+const OURS: [HeaderName; 4] =
+    [SANDBOX_ID, SANDBOX_PORT, TRAFFIC_TOKEN, HeaderName::from_static(envd::TOKEN)];
 
 /// Which port of which sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Place {
     id: String,
     port: u16,
+}
+
+/// Whom a request is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum For {
+    Sandbox(Place),
+    /// The sandbox whose token made its signature.
+    Signer(envd::Asked),
+    Control,
 }
 
 /// The state of the router: the dialect, and what is not a sandbox's.
@@ -32,32 +56,55 @@ pub(super) fn router(e2b: &E2b, control: Router) -> Router {
     Router::new().fallback(route).with_state(both)
 }
 
-async fn route(State(both): State<Both>, request: Request) -> Response {
-    let place = match place(request.headers()) {
-        Ok(Some(place)) => place,
-        Ok(None) => return both.control.oneshot(request).await.into_response(),
-        Err(reason) => return refusal(StatusCode::BAD_REQUEST, &reason),
-    };
-    match both.e2b.0.directory.find(&place.id).await {
-        Some(_entry) => refusal(StatusCode::NOT_IMPLEMENTED, "not yet"),
-        None => not_found(&place.id),
+async fn route(State(Both { e2b, control }): State<Both>, request: Request) -> Response {
+    match addressee(&request) {
+        Ok(For::Control) => control.oneshot(request).await.into_response(),
+        Ok(For::Sandbox(place)) => match e2b.0.directory.find(&place.id).await {
+            Some(entry) => visit(&e2b, entry, place.port, request).await,
+            None => not_found(&place.id),
+        },
+        Ok(For::Signer(asked)) => {
+            let running = e2b.0.directory.running().await;
+            // Each is looked at, so that how long it takes says nothing about which it is.
+            let by = |entry: &SandboxEntry| {
+                entry.access_token.as_ref().is_some_and(|token| asked.signed.is_by(token))
+            };
+            let mut signers: Vec<_> = running.into_iter().filter(by).collect();
+            match signers.pop() {
+                Some(entry) => visit(&e2b, entry, envd::PORT, request).await,
+                None => refusal(StatusCode::UNAUTHORIZED, "invalid signature"),
+            }
+        }
+        Err(reason) => refusal(StatusCode::BAD_REQUEST, &reason),
     }
 }
 
-/// Finds out which sandbox a request names, if any.
-fn place(headers: &HeaderMap) -> Result<Option<Place>, String> {
-    let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or_default());
-    match (text(SANDBOX_ID), text(SANDBOX_PORT)) {
+/// Finds out whom a request is for.
+fn addressee(request: &Request) -> Result<For, String> {
+    let headers = request.headers();
+    let text = |name: &HeaderName| headers.get(name).map(|text| text.to_str().unwrap_or_default());
+    match (text(&SANDBOX_ID), text(&SANDBOX_PORT)) {
         (Some(id), Some(port)) => {
-            let port = port.parse().map_err(|_| format!("invalid port in {SANDBOX_PORT}"))?;
-            return Ok(Some(Place { id: id.to_owned(), port }));
+            let port = port.parse().map_err(|_| format!("invalid {SANDBOX_PORT} header"))?;
+            return Ok(For::Sandbox(Place { id: id.to_owned(), port }));
         }
-        (Some(_), None) => return Err(format!("{SANDBOX_PORT} is missing")),
-        (None, Some(_)) => return Err(format!("{SANDBOX_ID} is missing")),
+        (Some(_), None) => return Err(format!("missing {SANDBOX_PORT} header")),
+        (None, Some(_)) => return Err(format!("missing {SANDBOX_ID} header")),
         (None, None) => {}
     }
-    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
-    Ok(named(host))
+    // HTTP/2 has the name in the address of the request.
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    let host = host.or_else(|| request.uri().authority().map(|name| name.as_str()));
+    if let Some(place) = host.and_then(named) {
+        return Ok(For::Sandbox(place));
+    }
+    if request.uri().path() == "/files" {
+        let asked = envd::Asked::of(request)?;
+        if asked.signed.signature.is_some() {
+            return Ok(For::Signer(asked));
+        }
+    }
+    Ok(For::Control)
 }
 
 /// Reads `<port>-<id>.<domain>`.
@@ -72,15 +119,124 @@ fn named(host: &str) -> Option<Place> {
     Some(Place { id: id.to_owned(), port: port.parse().ok()? })
 }
 
-fn refusal(status: StatusCode, message: &str) -> Response {
+/// Lets a request in, for as long as the sandbox is there.
+async fn visit(e2b: &E2b, entry: SandboxEntry, port: u16, request: Request) -> Response {
+    let api = &e2b.0.api;
+    let (tenant, quotas) = (entry.tenant.clone(), entry.quotas);
+    let principal = Principal { tenant, client: None, operator: false, quotas };
+    let seat = request.extensions().get::<Seat>().cloned();
+    let admitted = match api.0.ledger.admit(&principal) {
+        Ok(admitted) => admitted,
+        Err(error) => return refusal(error.status(), &error.body().error.message),
+    };
+    let busy = (seat.map(Seat::occupy), admitted);
+    let (over, hangup) = (entry.over.clone(), request.extensions().get::<Hangup>().cloned());
+    let answer = async {
+        match port {
+            envd::PORT => envd::serve(e2b, entry, request).await,
+            port => forward(e2b, &entry, port, request).await,
+        }
+    };
+    let response = tokio::select! {
+        biased;
+        response = answer => response,
+        () = over.cancelled() => {
+            // Whoever waits is not answered: a sandbox that is killed takes its connections along.
+            hangup.as_ref().inspect(|hangup| hangup.now());
+            return not_found("");
+        }
+    };
+    let response = response
+        .map(|body| Body::new(Cut { body, over: Box::pin(over.cancelled_owned()), hangup }));
+    // A stream is under way until it ends.
+    response.map(|body| Holding::body(body, busy))
+}
+
+/// Hands a request to a server inside.
+async fn forward(e2b: &E2b, entry: &SandboxEntry, port: u16, mut request: Request) -> Response {
+    if let Some(token) = &entry.traffic_token {
+        let sent = request.headers().get(&TRAFFIC_TOKEN).map(HeaderValue::as_bytes);
+        if !bool::from(token.as_bytes().ct_eq(sent.unwrap_or_default())) {
+            let message = match sent {
+                Some(_) => "The traffic access token is not valid",
+                None => "The traffic access token is missing: send e2b-traffic-access-token",
+            };
+            return about(&entry.id, StatusCode::FORBIDDEN, message, None);
+        }
+    }
+    for name in &OURS {
+        request.headers_mut().remove(name);
+    }
+    let mask = entry.host_mask.as_ref().map(|mask| mask.replace("${PORT}", &port.to_string()));
+    let host = match mask {
+        Some(mask) => HeaderValue::from_str(&mask).ok(),
+        // By a name it was the sandbox's own; by an address it was ours, which means nothing inside.
+        None => request.headers().get(header::HOST).filter(|host| is_own(host)).cloned(),
+    };
+    let (sandbox, tenant) = (entry.sandbox.clone(), entry.tenant.clone());
+    let target = Target { sandbox, tenant, port, host };
+    match proxy::proxy(&e2b.0.api, &target, request, PATIENCE).await {
+        Ok(response) => response,
+        Err(error) if error.code() == "port_closed" => {
+            let message = "The sandbox is running but port is not open";
+            about(&entry.id, StatusCode::BAD_GATEWAY, message, Some(port))
+        }
+        Err(error) => about(&entry.id, error.status(), &error.body().error.message, Some(port)),
+    }
+}
+
+fn is_own(host: &HeaderValue) -> bool {
+    host.to_str().is_ok_and(|host| named(host).is_some())
+}
+
+/// A body that is cut off, with its connection, when its sandbox is.
+struct Cut {
+    body: Body,
+    over: Pin<Box<WaitForCancellationFutureOwned>>,
+    hangup: Option<Hangup>,
+}
+
+impl HttpBody for Cut {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        if self.over.as_mut().poll(cx).is_ready() {
+            self.hangup.as_ref().inspect(|hangup| hangup.now());
+            return Poll::Ready(Some(Err(axum::Error::new("the sandbox is gone"))));
+        }
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Answers in the form that errors of envd and of the control plane have.
+pub(super) fn refusal(status: StatusCode, message: &str) -> Response {
     let body = json!({ "code": status.as_u16(), "message": message });
+    (status, axum::Json(body)).into_response()
+}
+
+fn about(id: &str, status: StatusCode, message: &str, port: Option<u16>) -> Response {
+    let mut body = json!({ "sandboxId": id, "message": message, "code": status.as_u16() });
+    if let Some(port) = port {
+        body["port"] = port.into();
+    }
     (status, axum::Json(body)).into_response()
 }
 
 /// What is said of a sandbox that does not run. SDKs look for this text.
 fn not_found(id: &str) -> Response {
-    let body = json!({ "sandboxId": id, "message": "The sandbox was not found", "code": 502 });
-    (StatusCode::BAD_GATEWAY, axum::Json(body)).into_response()
+    about(id, StatusCode::BAD_GATEWAY, "The sandbox was not found", None)
 }
 
 #[cfg(test)]
@@ -104,6 +260,34 @@ mod tests {
             ("8080-ABC.e2b.test", None),
         ] {
             assert_eq!(named(host), wanted, "{host}");
+        }
+    }
+
+    #[test]
+    fn headers_win_over_the_host_and_that_over_a_signature() {
+        let of = |uri: &str, headers: &[(HeaderName, &str)]| {
+            let mut request = Request::get(uri).body(Body::empty()).unwrap();
+            for (name, value) in headers {
+                request.headers_mut().insert(name, value.parse().unwrap());
+            }
+            addressee(&request)
+        };
+        let sandbox = |id: &str, port| Ok(For::Sandbox(Place { id: id.to_owned(), port }));
+        let (host, signed) = ((header::HOST, "1-b.test"), "/files?signature=v1_x");
+        let both = [(SANDBOX_ID, "a"), (SANDBOX_PORT, "7"), host.clone()];
+        assert_eq!(of(signed, &both), sandbox("a", 7));
+        assert_eq!(of(signed, &[host]), sandbox("b", 1));
+        assert_eq!(of("https://1-b.test/", &[]), sandbox("b", 1), "as HTTP/2 has it");
+        assert!(matches!(of(signed, &[]), Ok(For::Signer(_))));
+        assert_eq!(of("/files", &[]), Ok(For::Control));
+        assert_eq!(of("/sandboxes?signature=x", &[]), Ok(For::Control));
+        for bad in [
+            &[(SANDBOX_ID, "a")][..],
+            &[(SANDBOX_PORT, "7")],
+            &[(SANDBOX_ID, "a"), (SANDBOX_PORT, "70000")],
+            &[(SANDBOX_ID, "a"), (SANDBOX_PORT, "x")],
+        ] {
+            assert!(of("/", bad).is_err(), "{bad:?}");
         }
     }
 }

@@ -73,7 +73,7 @@ async fn target(api: &Api, who: &Principal, path: &str) -> Result<Target, ApiErr
     let digits = port.bytes().all(|byte| byte.is_ascii_digit());
     let port = port.parse().ok().filter(|port| digits && *port > 0);
     let port = port.ok_or_else(ApiError::invalid_port)?;
-    Ok(Target { sandbox, tenant: who.tenant.clone(), port })
+    Ok(Target { sandbox, tenant: who.tenant.clone(), port, host: None })
 }
 
 /// Opens a TCP connection to a port inside a sandbox.

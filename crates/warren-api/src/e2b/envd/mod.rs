@@ -1,0 +1,303 @@
+//! What runs inside a sandbox of E2B's and answers on port 49983; here it is the daemon that does,
+//! through the manager, so that nothing of it is in the sandbox's reach.
+
+mod connect;
+mod encoding;
+mod filesystem;
+mod process;
+mod signature;
+mod transfer;
+mod wire;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use futures_util::Stream;
+use subtle::ConstantTimeEq as _;
+
+use self::connect::{Failure, Incoming, Shape, Wire};
+use super::routing::refusal;
+use super::{E2b, SandboxEntry};
+
+pub(super) use filesystem::Watchers;
+pub(super) use transfer::Asked;
+
+/// The port that envd answers on.
+pub(super) const PORT: u16 = 49983;
+/// The header that carries a secured sandbox's token.
+pub(super) const TOKEN: &str = "x-access-token";
+const KEEPALIVE: &str = "keepalive-ping-interval";
+const DEFAULT_KEEPALIVE: Duration = Duration::from_secs(90);
+
+/// One call, and whom it is for.
+struct Call {
+    e2b: E2b,
+    entry: SandboxEntry,
+    headers: HeaderMap,
+    /// The user that was named.
+    user: Option<String>,
+}
+
+impl Call {
+    fn new(e2b: &E2b, entry: SandboxEntry, headers: HeaderMap) -> Self {
+        let user = named_user(&headers);
+        Self { e2b: e2b.clone(), entry, headers, user }
+    }
+
+    /// Returns who asks, of the sandbox's own users.
+    fn user(&self) -> Result<&str, Failure> {
+        let user = self.user.as_deref().unwrap_or(&self.entry.user);
+        if user.is_empty() { Err(Failure::no_user(user)) } else { Ok(user) }
+    }
+
+    /// Returns a path as the sandbox's files take it; without any it is where commands begin.
+    fn path(&self, path: &str) -> PathBuf {
+        match (path, &self.entry.workdir) {
+            ("", Some(workdir)) => workdir.into(),
+            (path, _) => path.into(),
+        }
+    }
+
+    /// Returns where a command begins that asks to begin there.
+    fn place(&self, cwd: Option<&str>) -> Option<String> {
+        cwd.filter(|cwd| !cwd.is_empty()).map(str::to_owned).or_else(|| self.entry.workdir.clone())
+    }
+
+    fn deadline(&self) -> Result<Option<Duration>, Failure> {
+        connect::deadline(&self.headers)
+    }
+
+    /// Returns after how much silence a stream gives a sign of life.
+    fn keepalive(&self) -> Duration {
+        let given = self.headers.get(KEEPALIVE).and_then(|value| value.to_str().ok()?.parse().ok());
+        // Whoever asks for more than once a second gets that.
+        given
+            .map_or(DEFAULT_KEEPALIVE, |seconds: u64| Duration::from_secs(seconds.clamp(1, 86_400)))
+    }
+}
+
+/// Returns the user that `Authorization: Basic` names. The password is no credential.
+fn named_user(headers: &HeaderMap) -> Option<String> {
+    let given = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, value) = given.split_once(' ')?;
+    if !scheme.eq_ignore_ascii_case("basic") {
+        return None;
+    }
+    let text = String::from_utf8(STANDARD.decode(value.trim()).ok()?).ok()?;
+    Some(text.split_once(':')?.0.to_owned())
+}
+
+/// Answers a request to a sandbox's envd.
+pub(super) async fn serve(e2b: &E2b, entry: SandboxEntry, request: Request) -> Response {
+    let mut response = if *request.method() == Method::OPTIONS {
+        preflight(request.headers())
+    } else {
+        dispatch(e2b, entry, request).await
+    };
+    let any = HeaderValue::from_static("*");
+    response.headers_mut().insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, any.clone());
+    response.headers_mut().insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, any);
+    response
+}
+
+/// Tells a browser that it may: whoever has the token may use it from anywhere.
+fn preflight(asked: &HeaderMap) -> Response {
+    let mut response = StatusCode::NO_CONTENT.into_response();
+    let headers = response.headers_mut();
+    headers
+        .insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, PUT"));
+    let wanted = asked.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
+    headers.extend(wanted.map(|wanted| (header::ACCESS_CONTROL_ALLOW_HEADERS, wanted)));
+    headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("7200"));
+    response
+}
+
+async fn dispatch(e2b: &E2b, entry: SandboxEntry, request: Request) -> Response {
+    let method = request.method().clone();
+    let path = request.uri().path().to_owned();
+    let call = Call::new(e2b, entry, request.headers().clone());
+    match (method.as_str(), path.as_str()) {
+        ("GET" | "HEAD", "/health") => {
+            return (StatusCode::NO_CONTENT, [(header::CACHE_CONTROL, "no-store")]).into_response();
+        }
+        // These look at signatures, too.
+        (_, "/files") => return transfer::serve(&call, request).await,
+        _ => {}
+    }
+    if let Some(token) = &call.entry.access_token {
+        let sent = call.headers.get(TOKEN).map(HeaderValue::as_bytes).unwrap_or_default();
+        if !bool::from(token.as_bytes().ct_eq(sent)) {
+            let message = "unauthorized access, please provide a valid access token or method \
+                           signing if supported";
+            return refusal(StatusCode::UNAUTHORIZED, message);
+        }
+    }
+    let body = request.into_body();
+    match (method.as_str(), path.as_str()) {
+        ("GET", "/envs") => {
+            let envs: serde_json::Map<_, _> =
+                call.entry.env.iter().map(|(k, v)| (k.clone(), v.clone().into())).collect();
+            ([(header::CACHE_CONTROL, "no-store")], axum::Json(envs)).into_response()
+        }
+        ("GET", "/metrics") => metrics(&call).await,
+        ("POST", path) => rpc(&call, path, body).await,
+        _ => refusal(StatusCode::NOT_FOUND, "not found"),
+    }
+}
+
+/// Calls a method of a service.
+async fn rpc(call: &Call, path: &str, body: Body) -> Response {
+    let Some((service, method)) = path.trim_start_matches('/').split_once('/') else {
+        return refusal(StatusCode::NOT_FOUND, "not found");
+    };
+    let Some(shape) = Shape::of(&call.headers) else {
+        let mut response = refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported content type");
+        let accepted = "application/json, application/proto, application/connect+json, \
+                        application/connect+proto";
+        let name = header::HeaderName::from_static("accept-post");
+        response.headers_mut().insert(name, HeaderValue::from_static(accepted));
+        return response;
+    };
+    match (service, method) {
+        ("process.Process", "List") => unary(call, shape, body, process::list).await,
+        ("process.Process", "SendInput") => unary(call, shape, body, process::send_input).await,
+        ("process.Process", "SendSignal") => unary(call, shape, body, process::send_signal).await,
+        ("process.Process", "CloseStdin") => unary(call, shape, body, process::close_stdin).await,
+        ("process.Process", "Update") => unary(call, shape, body, process::update).await,
+        ("process.Process", "Start") => streamed(call, shape, body, process::start).await,
+        ("process.Process", "Connect") => streamed(call, shape, body, process::connect).await,
+        ("process.Process", "StreamInput") => stream_input(call, shape, body).await,
+        ("filesystem.Filesystem", "Stat") => unary(call, shape, body, filesystem::stat).await,
+        ("filesystem.Filesystem", "MakeDir") => {
+            unary(call, shape, body, filesystem::make_dir).await
+        }
+        ("filesystem.Filesystem", "Move") => unary(call, shape, body, filesystem::rename).await,
+        ("filesystem.Filesystem", "ListDir") => {
+            unary(call, shape, body, filesystem::list_dir).await
+        }
+        ("filesystem.Filesystem", "Remove") => unary(call, shape, body, filesystem::remove).await,
+        ("filesystem.Filesystem", "WatchDir") => {
+            streamed(call, shape, body, filesystem::watch_dir).await
+        }
+        ("filesystem.Filesystem", "CreateWatcher") => {
+            unary(call, shape, body, filesystem::create_watcher).await
+        }
+        ("filesystem.Filesystem", "GetWatcherEvents") => {
+            unary(call, shape, body, filesystem::watcher_events).await
+        }
+        ("filesystem.Filesystem", "RemoveWatcher") => {
+            unary(call, shape, body, filesystem::remove_watcher).await
+        }
+        _ => refusal(StatusCode::NOT_FOUND, "not found"),
+    }
+}
+
+fn wrong_shape() -> Response {
+    refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, "this call is of another kind")
+}
+
+/// Serves a call with one answer.
+async fn unary<'a, Q: Wire, A: Wire, F>(
+    call: &'a Call,
+    shape: Shape,
+    body: Body,
+    method: impl FnOnce(&'a Call, Q) -> F + Send,
+) -> Response
+where
+    F: Future<Output = Result<A, Failure>> + Send + 'a,
+{
+    let Shape::Unary(codec) = shape else { return wrong_shape() };
+    let done = async {
+        let deadline = call.deadline()?;
+        let work = async {
+            let request = connect::read_unary(codec, &call.headers, body).await?;
+            method(call, request).await
+        };
+        connect::within(deadline, work).await
+    };
+    connect::answer(codec, done.await)
+}
+
+/// Serves a call that is answered by a stream.
+async fn streamed<'a, Q: Wire, A: Wire, S, F>(
+    call: &'a Call,
+    shape: Shape,
+    body: Body,
+    method: impl FnOnce(&'a Call, Q) -> F + Send,
+) -> Response
+where
+    F: Future<Output = Result<S, Failure>> + Send + 'a,
+    S: Stream<Item = Result<A, Failure>> + Send + 'static,
+{
+    let Shape::Stream(codec) = shape else { return wrong_shape() };
+    let begun = async {
+        let request = Incoming::new(codec, &call.headers, body)?.only().await?;
+        method(call, request).await
+    };
+    match begun.await {
+        Ok(messages) => connect::stream_answer(codec, messages),
+        Err(failure) => failure.streamed(codec),
+    }
+}
+
+async fn stream_input(call: &Call, shape: Shape, body: Body) -> Response {
+    let Shape::Stream(codec) = shape else { return wrong_shape() };
+    let done = async {
+        let deadline = call.deadline()?;
+        let incoming = Incoming::new(codec, &call.headers, body)?;
+        connect::within(deadline, process::stream_input(call, incoming)).await
+    };
+    let done = done.await;
+    connect::stream_answer(codec, futures_util::stream::iter([done]))
+}
+
+/// Says what the sandbox uses.
+async fn metrics(call: &Call) -> Response {
+    let usage = match call.entry.sandbox.resource_usage().await {
+        Ok(usage) => usage,
+        Err(error) => return refusal(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+    };
+    let limits = &call.entry.sandbox.capabilities().limits;
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let wall = usage.wall_time_ms.max(1) as f64;
+    let percent = (usage.cpu_time_ms as f64 / wall * 10_000.0).round() / 100.0;
+    let total = limits.max_memory_bytes.unwrap_or_default();
+    let body = serde_json::json!({
+        "ts": chrono::Utc::now().timestamp(),
+        "cpu_count": cpus,
+        "cpu_used_pct": percent,
+        "mem_total": total,
+        "mem_used": usage.peak_memory_bytes,
+        "mem_total_mib": total >> 20,
+        "mem_used_mib": usage.peak_memory_bytes >> 20,
+        "mem_cache": 0,
+        "disk_used": usage.bytes_written,
+        "disk_total": limits.max_write_bytes.unwrap_or_default(),
+    });
+    ([(header::CACHE_CONTROL, "no-store")], axum::Json(body)).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_is_named_without_a_password() {
+        let of = |value: &'static str| {
+            named_user(
+                &[(header::AUTHORIZATION, HeaderValue::from_static(value))].into_iter().collect(),
+            )
+        };
+        assert_eq!(of("Basic cm9vdDo=").as_deref(), Some("root"));
+        assert_eq!(of("basic dXNlcjpwYXNz").as_deref(), Some("user"));
+        for none in ["Bearer x", "Basic", "Basic !!!", "Basic cm9vdA=="] {
+            assert_eq!(of(none), None, "{none}");
+        }
+    }
+}
