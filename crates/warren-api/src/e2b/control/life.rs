@@ -4,10 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::StatusCode;
 use chrono::Utc;
 use tokio::time::Instant;
-use warren::{SandboxError, SandboxSession};
+use warren::SandboxSession;
 
 use super::super::record::{OnTimeout, PauseMode, Record, State};
 use super::wire::MetricView;
@@ -131,7 +130,7 @@ impl Control {
         }
     }
 
-    async fn session(&self, record: &Record) -> Result<SandboxSession, ApiError> {
+    pub(super) async fn session(&self, record: &Record) -> Result<SandboxSession, ApiError> {
         let session = self.api().manager().get_session(&record.session).await?;
         session.ok_or_else(|| not_found(&record.id()))
     }
@@ -156,11 +155,14 @@ impl Control {
 
     /// Stops a sandbox and keeps it. Its turn must be held.
     pub(super) async fn stop_running(&self, live: &Live, mode: PauseMode) -> Result<(), ApiError> {
-        if mode == PauseMode::Filesystem {
-            return Err(unsupported("pausing with the filesystem alone"));
-        }
         let mut record = live.record();
         let session = self.session(&record).await?;
+        if mode == PauseMode::Filesystem {
+            // Its files are what they were, and it has booted anew: nothing runs in it.
+            guard(&live.over).cancel();
+            self.api().manager().savepoint(&session).await?;
+            self.api().manager().undo(&session).await?;
+        }
         // Written first: a sandbox that was to be paused and is not is stopped by whoever asks next.
         record.state = State::Paused(mode);
         self.write(&record).await?;
@@ -238,13 +240,4 @@ pub(super) fn lease(record: &mut Record, timeout_s: u64) -> Result<(), ApiError>
     record.end_at = Utc::now() + time.unwrap_or_default();
     record.timeout_s = timeout_s;
     Ok(())
-}
-
-pub(super) fn unsupported(what: &str) -> ApiError {
-    let error = SandboxError::Unsupported {
-        feature: what.to_owned(),
-        backend: "linux".to_owned(),
-        hint: String::new(),
-    };
-    ApiError::new(StatusCode::NOT_IMPLEMENTED, "unsupported", error.to_string())
 }

@@ -239,14 +239,6 @@ pub(super) async fn logs(
     Ok(Json(json!({ "logs": old, "logEntries": old })))
 }
 
-/// `GET /snapshots`.
-pub(super) async fn snapshots(
-    State(_control): State<Control>,
-    _who: Principal,
-) -> Result<Json<Value>, ApiError> {
-    Err(super::life::unsupported("snapshots"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

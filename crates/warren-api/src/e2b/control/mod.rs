@@ -6,6 +6,7 @@
 mod life;
 mod list;
 mod sandboxes;
+mod snapshots;
 pub(crate) mod wire;
 
 use std::collections::HashMap;
@@ -24,7 +25,7 @@ use serde_json::json;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use warren::{SandboxError, SandboxId};
+use warren::SandboxError;
 
 use super::record::{self, Record, State};
 use super::{SandboxDirectory, SandboxEntry};
@@ -273,10 +274,10 @@ pub fn router(control: &Control) -> Router {
         .route("/v2/sandboxes/{id}/connect", post(sandboxes::connect_v2))
         .route("/sandboxes/{id}/resume", post(sandboxes::resume))
         .route("/sandboxes/{id}/pause", post(sandboxes::pause))
-        .route("/sandboxes/{id}/fork", post(sandboxes::fork))
-        .route("/sandboxes/{id}/snapshots", post(sandboxes::snapshot))
-        .route("/snapshots", get(list::snapshots))
-        .route("/templates/{id}", delete(sandboxes::delete_template))
+        .route("/sandboxes/{id}/fork", post(snapshots::fork))
+        .route("/sandboxes/{id}/snapshots", post(snapshots::create))
+        .route("/snapshots", get(snapshots::list))
+        .route("/templates/{id}", delete(snapshots::delete))
         .route("/sandboxes/{id}/network", put(sandboxes::set_network))
         .route("/sandboxes/{id}/metrics", get(list::metrics))
         .route("/sandboxes/{id}/logs", get(list::logs))
@@ -313,11 +314,4 @@ fn token() -> Result<String, ApiError> {
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
         .map_err(|_| ApiError::internal("no random numbers"))?;
     Ok(crate::keys::hex(&bytes))
-}
-
-/// Returns the sandbox that an id of E2B's names, whether or not there is one.
-#[expect(dead_code, reason = "for what names sandboxes by E2B's ids before they exist")]
-fn long(id: &str) -> Option<SandboxId> {
-    let uuid = uuid::Uuid::try_parse(id).ok()?;
-    Some(SandboxId::from_string(format!("sbx-{uuid}")))
 }

@@ -8,10 +8,13 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use chrono::Utc;
-use warren::{ResourceLimits, SandboxSelectionOptions, SandboxSpec};
+use warren::{
+    ForkOptions, ResourceLimits, Sandbox, SandboxSelectionOptions, SandboxSession, SandboxSpec,
+    Snapshot,
+};
 
 use super::super::record::{OnTimeout, PauseMode, Record, State as Life};
-use super::life::{Time, lease, unsupported};
+use super::life::{Time, lease};
 use super::wire::{DetailView, Lease, Network, NewSandbox, SandboxView};
 use super::{Control, Live, bad_request, guard, token};
 use crate::error::ApiError;
@@ -28,14 +31,14 @@ const DISK_MB: u64 = 1024;
 
 /// Which generation of the API asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Generation {
+pub(super) enum Generation {
     First,
     Second,
 }
 
 impl Generation {
     /// How long a sandbox is wanted where nobody says.
-    fn timeout_s(self) -> u64 {
+    pub(super) fn timeout_s(self) -> u64 {
         match self {
             Self::First => 15,
             Self::Second => 300,
@@ -172,23 +175,26 @@ fn wanted(body: &NewSandbox, generation: Generation) -> Result<Wanted, ApiError>
 
 /// Where a sandbox comes from.
 #[derive(Debug, Clone)]
-struct Origin {
+pub(super) struct Origin {
     id: String,
     alias: Option<String>,
+    /// What it was, if it is to be as another one was.
+    snapshot: Option<Snapshot>,
 }
 
 impl Control {
     /// Finds what a caller may make sandboxes from.
-    async fn origin(&self, _who: &Principal, name: &str) -> Result<Origin, ApiError> {
-        let bare = name.strip_suffix(":default").unwrap_or(name);
-        match bare {
-            BASE => Ok(Origin { id: BASE.to_owned(), alias: Some(BASE.to_owned()) }),
-            _ => {
-                let shown: String = name.chars().take(128).collect();
-                let message = format!("template '{shown}' not found");
-                Err(ApiError::new(StatusCode::NOT_FOUND, "not_found", message))
-            }
+    pub(super) async fn origin(&self, who: &Principal, name: &str) -> Result<Origin, ApiError> {
+        if name.strip_suffix(":default").unwrap_or(name) == BASE {
+            let (id, alias) = (BASE.to_owned(), Some(BASE.to_owned()));
+            return Ok(Origin { id, alias, snapshot: None });
         }
+        if let Some(snapshot) = self.find_snapshot(who, name).await? {
+            return Ok(Origin { id: name.to_owned(), alias: None, snapshot: Some(snapshot) });
+        }
+        let shown: String = name.chars().take(128).collect();
+        let message = format!("template '{shown}' not found");
+        Err(ApiError::new(StatusCode::NOT_FOUND, "not_found", message))
     }
 
     /// Makes a sandbox and writes down what is said of it.
@@ -200,11 +206,14 @@ impl Control {
             use_pool: true,
             ..SandboxSelectionOptions::default()
         };
-        let (session, sandbox) = self.api().acquire(who, &spec, &fresh).await?;
+        let (session, sandbox) = match &origin.snapshot {
+            None => self.api().acquire(who, &spec, &fresh).await?,
+            Some(snapshot) => self.fork_one(who, snapshot).await?,
+        };
         let Wanted { timeout_s, access_token, traffic_token, on_timeout, auto_resume, body } =
             wanted;
         let now = Utc::now();
-        let mut record = Record {
+        let record = Record {
             sandbox: sandbox.id().clone(),
             session: session.session_id.clone(),
             tenant: who.tenant.to_string(),
@@ -227,12 +236,38 @@ impl Control {
             memory_mb: MEMORY_MB,
             disk_mb: DISK_MB,
         };
+        self.add(record, timeout_s, &session).await
+    }
+
+    /// Makes one sandbox that is as a snapshot says.
+    async fn fork_one(
+        &self,
+        who: &Principal,
+        snapshot: &Snapshot,
+    ) -> Result<(SandboxSession, Arc<dyn Sandbox>), ApiError> {
+        let promise = self.api().promise(who, &snapshot.spec).await?;
+        let options = ForkOptions { count: 1, ..ForkOptions::default() };
+        let made = self.api().manager().fork_snapshot(snapshot, &options, &who.client_id()).await?;
+        let one = made.into_iter().next();
+        let (session, sandbox) = one.ok_or_else(|| ApiError::internal("a fork made nothing"))?;
+        promise.keep(sandbox.id());
+        self.api().0.events.note(&session);
+        Ok((session, sandbox))
+    }
+
+    /// Writes down what is said of a new sandbox, and looks after it from now on.
+    pub(super) async fn add(
+        &self,
+        mut record: Record,
+        timeout_s: u64,
+        session: &SandboxSession,
+    ) -> Result<Record, ApiError> {
         let written = match lease(&mut record, timeout_s) {
             Ok(()) => self.write(&record).await,
             Err(error) => Err(error),
         };
         if let Err(error) = written {
-            self.api().undo(&session).await;
+            self.api().undo(session).await;
             return Err(error);
         }
         let live = Arc::new(Live::new(record.clone()));
@@ -242,7 +277,7 @@ impl Control {
     }
 
     /// Does something with a sandbox of the caller's, to its end, and nobody else meanwhile.
-    async fn with<T: Send + 'static, F>(
+    pub(super) async fn with<T: Send + 'static, F>(
         &self,
         who: &Principal,
         id: &str,
@@ -264,7 +299,7 @@ impl Control {
 }
 
 /// What a sandbox of E2B's is.
-fn spec() -> SandboxSpec {
+pub(super) fn spec() -> SandboxSpec {
     SandboxSpec {
         profile: "dev".to_owned(),
         workdir: "/home/user".into(),
@@ -453,38 +488,4 @@ pub(super) async fn set_network(
     };
     control.with(&who, &id, work).await?;
     Ok(StatusCode::NO_CONTENT)
-}
-
-/// `POST /sandboxes/{id}/fork`.
-pub(super) async fn fork(
-    State(control): State<Control>,
-    who: Principal,
-    Path(id): Path<String>,
-    body: Body<Lease>,
-) -> Result<Response, ApiError> {
-    control.own(&who, &id)?;
-    let _ = body.value.count;
-    Err(unsupported("forks"))
-}
-
-/// `POST /sandboxes/{id}/snapshots`.
-pub(super) async fn snapshot(
-    State(control): State<Control>,
-    who: Principal,
-    Path(id): Path<String>,
-    body: Body<Lease>,
-) -> Result<Response, ApiError> {
-    control.own(&who, &id)?;
-    let _ = body.value.name;
-    Err(unsupported("snapshots"))
-}
-
-/// `DELETE /templates/{id}`.
-pub(super) async fn delete_template(
-    State(control): State<Control>,
-    who: Principal,
-    Path(id): Path<String>,
-) -> Result<StatusCode, ApiError> {
-    control.origin(&who, &id).await?;
-    Err(bad_request("this template cannot be deleted"))
 }
