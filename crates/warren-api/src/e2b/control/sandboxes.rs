@@ -308,7 +308,7 @@ pub(super) fn spec() -> SandboxSpec {
             max_memory_bytes: Some(MEMORY_MB << 20),
             max_write_bytes: Some(DISK_MB << 20),
             max_processes: Some(1024),
-            max_open_files: Some(65_536),
+            max_open_files: Some(4_096),
             max_output_bytes: Some(64 << 20),
             // Commands have deadlines of their own, and the sandbox has its time.
             max_cpu_time_ms: None,

@@ -117,7 +117,7 @@ pub(crate) fn plan(inputs: &Inputs<'_>, host: &impl Look) -> Result<Plan> {
     let mut skeleton = Skeleton::default();
     let users = users(inputs)?;
     if matches!(users, Users::Several { .. }) {
-        skeleton.furnish_for_several();
+        skeleton.furnish_for_several(host);
     }
     skeleton.furnish(inputs, &links, &mounts);
     let targets = |mounts: &[(Mount, FileKind)]| {
@@ -440,7 +440,7 @@ impl Skeleton {
     }
 
     /// Adds what a machine with users has, before the rest: the first to name a path decides.
-    fn furnish_for_several(&mut self) {
+    fn furnish_for_several(&mut self, host: &impl Look) {
         self.add("/root", EntryKind::Directory(0o700), Owner::System);
         for path in ["/var/lib", "/var/cache", "/var/log", "/run/lock", "/mnt", "/srv"] {
             self.add(path, EntryKind::Directory(0o755), Owner::System);
@@ -454,6 +454,12 @@ impl Skeleton {
             self.add(path, EntryKind::File(contents.as_bytes().to_vec()), Owner::System);
         }
         self.add(SUDO, EntryKind::OwnProgram, Owner::System);
+        // Debian has a python3 and no python.
+        let has = |path: &str| host.kind(Path::new(path)).is_some();
+        if has("/usr/bin/python3") && !has("/usr/bin/python") && !has("/usr/local/bin/python") {
+            let python = EntryKind::Link("/usr/bin/python3".to_owned());
+            self.add("/usr/local/bin/python", python, Owner::System);
+        }
     }
 
     /// Returns what the contents of its files take up, in whole pages.
