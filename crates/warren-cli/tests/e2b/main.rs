@@ -31,8 +31,10 @@ impl Daemon {
 
     fn start_in(directory: tempfile::TempDir, listen: &str) -> Self {
         let mut command = warren(directory.path());
-        let log = fs::OpenOptions::new().create(true).append(true).open(directory.path().join("log"));
-        let child = command.args(["serve", "--e2b", "--listen", listen]).stderr(log.unwrap()).spawn();
+        let log =
+            fs::OpenOptions::new().create(true).append(true).open(directory.path().join("log"));
+        let child =
+            command.args(["serve", "--e2b", "--listen", listen]).stderr(log.unwrap()).spawn();
         let mut child = child.unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let variables: Vec<_> = (0..3)
@@ -102,6 +104,8 @@ fn warren(directory: &Path) -> Command {
         .env("HOME", directory)
         .env("WARREN_SOCKET", directory.join("run/warren.sock"))
         .env("WARREN_STATE_DIR", directory.join("state"))
+        // What is warm comes and goes by itself, and these tests count.
+        .env("WARREN_POOL_ENABLED", "false")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null());

@@ -85,7 +85,8 @@ impl Control {
         name: &str,
     ) -> Result<Option<Snapshot>, ApiError> {
         let (wanted, wanted_tag) = split(name);
-        let own = wanted.strip_prefix(namespace(&who.tenant)).and_then(|rest| rest.strip_prefix('/'));
+        let own =
+            wanted.strip_prefix(namespace(&who.tenant)).and_then(|rest| rest.strip_prefix('/'));
         let alias = own.unwrap_or(wanted);
         let mut all = self.snapshots(who).await?.into_iter();
         Ok(all.find(|one| {
