@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
 use warren::{BindMount, Limit};
 
@@ -476,8 +476,22 @@ pub(crate) struct ManArgs {
     pub(crate) dir: Option<PathBuf>,
 }
 
+/// Reads the command line of `run` alone. To describe every other command takes longer than that,
+/// and is left to whoever asks for them, or makes a mistake.
+fn parse_run() -> Option<RunArgs> {
+    let own = || std::env::args_os().skip(1);
+    if own().next()? != "run" {
+        return None;
+    }
+    let run = RunArgs::augment_args(clap::Command::new("run"));
+    RunArgs::from_arg_matches(&run.try_get_matches_from(own()).ok()?).ok()
+}
+
 /// Reads the command line, or says what is wrong with it and returns the exit code.
 pub(crate) fn parse() -> Result<Action, ExitCode> {
+    if let Some(run) = parse_run() {
+        return Ok(Action::Run(Box::new(run)));
+    }
     let error = match Cli::try_parse() {
         Ok(cli) => return Ok(cli.action),
         Err(error) => error,

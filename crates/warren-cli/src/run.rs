@@ -29,8 +29,8 @@ const INSISTENCE: Duration = Duration::from_secs(2);
 
 /// Runs a command in a new sandbox and returns the exit code.
 pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
-    // First: its launcher starts on its own while we get ready.
-    let backend = LinuxBackend::new()?;
+    // This process has one thread, and makes one sandbox.
+    let backend = LinuxBackend::without_launcher()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -43,8 +43,16 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
         }
         let failed = |error| Failure::system("cannot listen to signals", &error);
         let mut signals = Signals::listen(args.tty).map_err(failed)?;
-        let sandbox = tokio::select! {
-            made = backend.create(&request.spec, &request.options) => made?,
+        let stdio = if args.tty {
+            let (rows, columns) = terminal::size();
+            Stdio::Terminal { rows, columns }
+        } else {
+            Stdio::Pipes
+        };
+        let context = ExecContext::default();
+        let (spec, options, command) = (&request.spec, &request.options, &request.command);
+        let (sandbox, execution) = tokio::select! {
+            made = backend.create_and_start(spec, options, command, &context, stdio) => made?,
             signal = interruption(&mut signals) => return Ok(exit_code(128 + signal)),
         };
         let enforced = sandbox.enforcement();
@@ -52,8 +60,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
             request.notes.iter().for_each(|note| say(&format!("note: {note}")));
             warn(&enforced.warnings);
         }
-        let ran =
-            Run { args, request: &request, sandbox: &sandbox, signals: &mut signals }.run().await;
+        let run = Run { args, request: &request, sandbox: &sandbox, signals: &mut signals };
+        let ran = run.run(execution).await;
         // Again after a failure; there is nothing left to do after a success.
         let removed = sandbox.destroy().await;
         let ran = ran.map_err(|failure| program::advise(failure, &request.command, &caller))?;
@@ -102,15 +110,7 @@ struct Run<'a> {
 
 impl Run<'_> {
     /// Runs the command, passes everything through and removes the sandbox.
-    async fn run(&mut self) -> Result<Ran, Failure> {
-        let stdio = if self.args.tty {
-            let (rows, columns) = terminal::size();
-            Stdio::Terminal { rows, columns }
-        } else {
-            Stdio::Pipes
-        };
-        let context = ExecContext::default();
-        let mut execution = self.sandbox.start(&self.request.command, &context, stdio).await?;
+    async fn run(mut self, mut execution: Execution) -> Result<Ran, Failure> {
         let mut raw = None;
         let (target, out, err) = if self.args.tty {
             let terminal = execution.started().await?.ok_or_else(|| {

@@ -44,13 +44,20 @@ pub(crate) struct Inherited {
     pub(crate) lock: Option<OwnedFd>,
 }
 
-/// Goes on as init of a new sandbox, in a fresh copy of the launcher. Does not return.
-pub(crate) fn become_init(plan: &Plan, control: &OwnedFd, go: &OwnedFd, inherited: Inherited) -> ! {
+/// Goes on as init of a new sandbox, in a fresh copy of the launcher, if it got so far. Does not
+/// return.
+pub(crate) fn become_init(
+    plan: &Plan,
+    control: &OwnedFd,
+    go: &OwnedFd,
+    inherited: Inherited,
+    so_far: Result<(), Failure>,
+) -> ! {
     let mut keep = vec![control, go];
     keep.extend([&inherited.work, &inherited.listener, &inherited.lock].into_iter().flatten());
     let closed = fd::close_all_except(&keep).and_then(|()| fd::occupy_streams(c"/dev/null"));
     let closed = step("close what was inherited", "", closed);
-    let ready = closed.and_then(|()| {
+    let ready = so_far.and(closed).and_then(|()| {
         let (go, trees) = step("wait for the launcher", "", wait_for_go(go))?;
         apply(plan, trees, go.shifted, inherited.work.as_ref())
     });

@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -39,12 +39,128 @@ struct Live {
 }
 
 struct Launcher {
-    proof: SingleThreaded,
+    maker: Maker,
     live: HashMap<Pid, Live>,
     /// Control groups of attached sandboxes that ended. The library removes them, unless it dies
     /// between the end of a sandbox and that.
     ended: Vec<String>,
+}
+
+/// Makes sandboxes as children of this process.
+#[derive(Debug)]
+struct Maker {
+    proof: SingleThreaded,
     next_range: u32,
+}
+
+/// A sandbox that waits for its first word.
+struct Made {
+    child: Pid,
+    pidfd: OwnedFd,
+    base: Option<u32>,
+    line: OwnedFd,
+    trees: Vec<OwnedFd>,
+    shifted: bool,
+}
+
+impl Made {
+    /// Lets it begin.
+    fn go(&self) {
+        let trees: Vec<_> = self.trees.iter().map(AsFd::as_fd).collect();
+        // A child that is gone is found out by whoever waits for its report.
+        let _ = protocol::send(&self.line, &Go { shifted: self.shifted }, &trees);
+    }
+}
+
+/// A sandbox that is a child of this process, which has to reap it.
+#[derive(Debug)]
+pub struct Launched {
+    /// PID 1 of the sandbox.
+    pub pid: i32,
+    /// The same, by descriptor.
+    pub pidfd: OwnedFd,
+    /// The first of its ids, if it has a range.
+    pub base: Option<u32>,
+}
+
+/// Makes a sandbox as a child of this very process; whether it comes to stand is said on `control`.
+///
+/// For a small program that makes one and has no threads: a copy of it becomes init.
+pub fn launch(
+    proof: SingleThreaded,
+    plan: &Plan,
+    control: &OwnedFd,
+    listener: Option<OwnedFd>,
+) -> Result<Launched, Failure> {
+    let apart = || step("stand apart from", "the caller", stand_apart());
+    let made = Maker::new(proof).make(plan, control, listener, apart)?;
+    made.go();
+    let Made { child, pidfd, base, .. } = made;
+    Ok(Launched { pid: child.as_raw_nonzero().get(), pidfd, base })
+}
+
+/// A process that removes control groups should this one die before it does so itself.
+#[derive(Debug)]
+pub struct Guard {
+    child: Pid,
+    pidfd: OwnedFd,
+    groups: Vec<PathBuf>,
+    /// There until the end.
+    line: Option<OwnedFd>,
+}
+
+impl Guard {
+    /// Starts it, before the groups are made.
+    pub fn start(proof: &SingleThreaded, groups: Vec<PathBuf>) -> io::Result<Self> {
+        let (ours, theirs) = socket::pair()?;
+        match process::fork(proof, Namespaces::NONE, None)? {
+            Fork::Child => {
+                let _ = fd::close_all_except(&[&theirs]).and_then(|()| stand_apart());
+                let _ = rustix::thread::set_name(c"warren-guard");
+                while let Err(rustix::io::Errno::INTR) =
+                    poll(&mut [PollFd::new(&theirs, PollFlags::IN)], None)
+                {}
+                remove_all(&groups);
+                process::exit_now(0)
+            }
+            Fork::Parent { child, pidfd } => Ok(Self { child, pidfd, groups, line: Some(ours) }),
+        }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if self.groups.iter().any(|group| group.exists()) {
+            // Something in them cannot be ended now. It waits for that by itself.
+            self.line = None;
+            return;
+        }
+        let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
+        let _ = process::reap(self.child);
+    }
+}
+
+/// Ends what is in control groups and removes them.
+fn remove_all(groups: &[PathBuf]) {
+    for group in groups {
+        let _ = cgroup::write(group, "cgroup.kill", "1");
+    }
+    for group in groups {
+        let _ = cgroup::remove(group, PATIENCE);
+    }
+}
+
+/// Leaves behind what a sandbox must not have of whoever started us.
+fn stand_apart() -> io::Result<()> {
+    process::default_signals();
+    // A signal meant for the group of the caller must not take the one away who clears up after it.
+    let _ = rustix::process::setsid();
+    process::ignore_group_signals();
+    // A daemon may be spared when memory runs out; what it runs for others may not.
+    bear_ones_share()?;
+    // Where nothing may be raised, 0 stays 0: see `apply::lock_down` for what a sandbox wants of it.
+    let _ = process::limit(Resource::Core, 1);
+    Ok(())
 }
 
 /// Serves the library until it is gone, then clears up.
@@ -52,21 +168,15 @@ pub fn main() {
     // Nobody reads what this process would say; an error here shows at the library as a launcher
     // that is gone.
     let Ok(proof) = SingleThreaded::claim() else { return };
+    if stand_apart().is_err() {
+        return;
+    }
     let (Ok(client), Ok(children)) = (fd::inherited(0), process::child_events()) else { return };
     // Before Linux 6.4 these are read from a file that a sealed process may not open.
     let _ = (rustix::param::page_size(), rustix::param::clock_ticks_per_second());
-    // A signal meant for the group of the caller must not take the one away who clears up after it.
-    let _ = rustix::process::setsid();
-    process::ignore_group_signals();
     let _ = rustix::thread::set_name(c"warren-launcher");
-    // A daemon may be spared when memory runs out; what it runs for others may not.
-    if bear_ones_share().is_err() {
-        return;
-    }
-    // Where nothing may be raised, 0 stays 0: see `apply::lock_down` for what a sandbox wants of it.
-    let _ = process::limit(Resource::Core, 1);
-    let next_range = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs() % RANGES;
-    let mut launcher = Launcher { proof, live: HashMap::new(), ended: Vec::new(), next_range };
+    let mut launcher =
+        Launcher { maker: Maker::new(proof), live: HashMap::new(), ended: Vec::new() };
     launcher.serve(&client, &children);
     launcher.clear_up();
 }
@@ -130,25 +240,45 @@ impl Launcher {
 
     /// Makes one sandbox; whatever goes wrong is said on `control`.
     fn launch(&mut self, plan: &Plan, control: &OwnedFd, listener: Option<OwnedFd>) {
-        if let Err(failure) = self.try_launch(plan, control, listener) {
-            // The library may have given up meanwhile.
-            let _ = protocol::send(control, &Report::Failed(failure), &[]);
-        }
+        let made = match self.maker.make(plan, control, listener, || Ok(())) {
+            Ok(made) => made,
+            Err(failure) => {
+                // The library may have given up meanwhile.
+                let _ = protocol::send(control, &Report::Failed(failure), &[]);
+                return;
+            }
+        };
+        let report = Report::Launched { pid: made.child.as_raw_nonzero().get(), base: made.base };
+        // If the library is gone, the child finds out by itself.
+        let _ = protocol::send(control, &report, &[made.pidfd.as_fd()]);
+        made.go();
+        let cgroups = plan.cgroups.v2.iter().chain(&plan.cgroups.v1).cloned().collect();
+        let live = Live { lifetime: plan.lifetime, pidfd: made.pidfd, cgroups };
+        self.live.insert(made.child, live);
+    }
+}
+
+impl Maker {
+    fn new(proof: SingleThreaded) -> Self {
+        let next_range = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs() % RANGES;
+        Self { proof, next_range }
     }
 
-    fn try_launch(
+    /// Makes one sandbox, which does what `first` says before all else.
+    fn make(
         &mut self,
         plan: &Plan,
         control: &OwnedFd,
         listener: Option<OwnedFd>,
-    ) -> Result<(), Failure> {
+        first: impl FnOnce() -> Result<(), Failure>,
+    ) -> Result<Made, Failure> {
         let ids = match plan.identity {
             Identity::Range => Some(step("reserve a range of ids in", IDS, self.reserve_ids())?),
             Identity::Single { .. } => None,
         };
         let base = ids.as_ref().map(|(_, base)| *base);
         let group = step("open the control group", "", open_group(plan, base))?;
-        let (ours, theirs) = step("make a socket", "", socket::pair())?;
+        let (line, theirs) = step("make a socket", "", socket::pair())?;
         let cgroup = group.as_ref().map(AsFd::as_fd);
         // What the sandbox uses up of the kernel's quotas for each user is to be missing nowhere else.
         let act_as = |id: u32| if base.is_some() { cred::act_as(id) } else { Ok(()) };
@@ -160,27 +290,14 @@ impl Launcher {
         let (child, pidfd) = match step("create the namespaces", "", forked)? {
             Fork::Child => {
                 let lock = ids.map(|(file, _)| OwnedFd::from(file));
-                apply::become_init(
-                    plan,
-                    control,
-                    &theirs,
-                    Inherited { work: group, listener, lock },
-                )
+                let inherited = Inherited { work: group, listener, lock };
+                apply::become_init(plan, control, &theirs, inherited, first())
             }
             Fork::Parent { child, pidfd } => (child, pidfd),
         };
         drop(theirs);
         match self.furnish(plan, base, child) {
-            Ok((trees, shifted)) => {
-                let report = Report::Launched { pid: child.as_raw_nonzero().get(), base };
-                // If the library is gone, the child finds out by itself.
-                let _ = protocol::send(control, &report, &[pidfd.as_fd()]);
-                let trees: Vec<_> = trees.iter().map(AsFd::as_fd).collect();
-                let _ = protocol::send(&ours, &Go { shifted }, &trees);
-                let cgroups = plan.cgroups.v2.iter().chain(&plan.cgroups.v1).cloned().collect();
-                self.live.insert(child, Live { lifetime: plan.lifetime, pidfd, cgroups });
-                Ok(())
-            }
+            Ok((trees, shifted)) => Ok(Made { child, pidfd, base, line, trees, shifted }),
             Err(failure) => {
                 let _ = rustix::process::pidfd_send_signal(&pidfd, Signal::KILL);
                 let _ = process::reap(child);

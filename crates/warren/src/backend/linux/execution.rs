@@ -70,17 +70,36 @@ pub struct Ending {
     pub tasks_started: u64,
 }
 
-impl Execution {
-    pub(crate) async fn start(
-        sandbox: LinuxSandbox,
+/// A command for a sandbox that is being made.
+#[derive(Debug)]
+pub(crate) struct First {
+    pub(crate) plan: ExecPlan,
+    pub(crate) limits: ResourceLimits,
+    pub(crate) stdio: Stdio,
+}
+
+/// A command that init was asked for.
+#[derive(Debug)]
+pub(crate) struct Sent {
+    channel: Channel,
+    program: String,
+    input: Option<Vec<u8>>,
+    streams: Option<(pipe::Sender, pipe::Receiver, pipe::Receiver)>,
+}
+
+impl Sent {
+    /// Asks for a command on the socket of a sandbox whose ids begin at `base`.
+    pub(crate) async fn send(
+        control: &Channel,
+        base: Option<u32>,
+        persistent: bool,
         plan: ExecPlan,
         limits: &ResourceLimits,
         stdio: Stdio,
-        before: Refusals,
     ) -> Result<Self> {
         let streams = match stdio {
             Stdio::Pipes => {
-                let owner = sandbox.id_base().map(|base| base + WORKLOAD_ID);
+                let owner = base.map(|base| base + WORKLOAD_ID);
                 Some(Pipes::new(owner).map_err(|error| step("make pipes", error))?)
             }
             Stdio::Terminal { .. } => None,
@@ -93,22 +112,29 @@ impl Execution {
         let (channel, theirs) = Channel::pair().map_err(|error| step("make a socket", error))?;
         let mut fds = vec![theirs.as_fd()];
         fds.extend(streams.iter().flat_map(|pipes| pipes.theirs.iter().map(AsFd::as_fd)));
-        if sandbox.is_persistent() {
+        if persistent {
             // So that the command outlives us, and what it leaves running the end of this call.
             let spare =
                 streams.iter().flat_map(|pipes| [pipes.stdout.as_fd(), pipes.stderr.as_fd()]);
             fds.extend(spare);
         }
-        let sent = sandbox.control().send(&request, &fds).await;
-        sent.map_err(|error| step("reach init", error))?;
-        let ours = streams.map(|pipes| (pipes.stdin, pipes.stdout, pipes.stderr));
-        let (stdin, stdout, stderr) = match ours {
+        control.send(&request, &fds).await.map_err(|error| step("reach init", error))?;
+        let ExecPlan { program, stdin: input, .. } = plan;
+        let streams = streams.map(|pipes| (pipes.stdin, pipes.stdout, pipes.stderr));
+        Ok(Self { channel, program, input, streams })
+    }
+}
+
+impl Execution {
+    /// Takes hold of a command; `before` is how often the kernel had refused something by then.
+    pub(crate) fn of(sandbox: LinuxSandbox, sent: Sent, before: Refusals) -> Self {
+        let Sent { channel, program, input, streams } = sent;
+        let (stdin, stdout, stderr) = match streams {
             Some((stdin, stdout, stderr)) => (Some(stdin), Some(stdout), Some(stderr)),
             None => (None, None, None),
         };
-        let ExecPlan { program, stdin: input, .. } = plan;
         let over_output = false;
-        Ok(Self { sandbox, channel, program, before, over_output, stdin, input, stdout, stderr })
+        Self { sandbox, channel, program, before, over_output, stdin, input, stdout, stderr }
     }
 
     /// Waits until its program runs; returns the outer side of its terminal if it has one.

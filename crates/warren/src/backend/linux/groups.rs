@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use warren_init::launcher::Guard;
 use warren_init::plan::Cgroups;
 use warren_sys::cgroup;
 
@@ -21,6 +22,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) struct Groups {
     places: Places,
     on_drop: OnDrop,
+    /// Removes them should we die.
+    guard: Option<Guard>,
 }
 
 /// Where the groups of a sandbox are.
@@ -54,14 +57,34 @@ pub(crate) struct Refusals {
 }
 
 impl Groups {
-    /// Makes the groups and writes the limits, or leaves nothing.
+    /// Lists the groups that [`create`](Self::create) would make.
+    pub(crate) fn wanted(
+        id: &SandboxId,
+        support: &GroupSupport,
+        settings: &[Setting],
+    ) -> Vec<PathBuf> {
+        let name = name(id);
+        let mut wanted: Vec<_> = support.v2.iter().map(|base| base.join(&name)).collect();
+        for setting in settings {
+            if let Controller::V1(base) = &setting.controller
+                && !wanted.contains(&base.join(&name))
+            {
+                wanted.push(base.join(&name));
+            }
+        }
+        wanted
+    }
+
+    /// Makes the groups and writes the limits, or leaves nothing. The guard, if there is one, is let
+    /// go when they are removed.
     pub(crate) fn create(
         id: &SandboxId,
         support: &GroupSupport,
         settings: &[Setting],
+        guard: Option<Guard>,
     ) -> Result<Self> {
         let name = name(id);
-        let mut groups = Self { places: Places::default(), on_drop: OnDrop::Remove };
+        let mut groups = Self { places: Places::default(), on_drop: OnDrop::Remove, guard };
         if let Some(base) = &support.v2 {
             let group = base.join(&name);
             make(&group, id)?;
@@ -82,7 +105,7 @@ impl Groups {
 
     /// Takes over groups that were made before.
     pub(crate) fn adopt(places: Places) -> Self {
-        Self { places, on_drop: OnDrop::Leave }
+        Self { places, on_drop: OnDrop::Leave, guard: None }
     }
 
     /// Takes over whatever groups a sandbox may have, without knowing more than its id.
@@ -218,6 +241,7 @@ impl Groups {
                 result = Err(SandboxError::step("remove the control group", &group, error));
             }
         }
+        self.guard = None;
         result
     }
 }

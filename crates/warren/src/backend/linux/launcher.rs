@@ -2,29 +2,44 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use warren_init::launcher::Guard;
 use warren_init::plan::Plan;
 use warren_init::protocol;
+use warren_sys::process::SingleThreaded;
 use warren_sys::{fd, socket};
 
 use super::channel::watch;
+use super::sandbox::failed;
 use crate::{Result, SandboxError};
 
 /// How long it may take to end what is attached to us.
 const PATIENCE: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
-/// Starts sandboxes. It is started itself when first needed, and again should it ever die.
-#[derive(Debug, Default)]
-pub(crate) struct Launcher {
-    process: Mutex<Option<Process>>,
+/// Starts sandboxes.
+#[derive(Debug)]
+pub(crate) enum Launcher {
+    /// A process of its own, started when first needed, and again should it ever die.
+    Beside(Mutex<Option<Process>>),
+    /// This process, which must have one thread whenever it makes a sandbox.
+    Here,
+}
+
+/// What is known of a sandbox that was launched; whether it comes to stand is said on its socket.
+pub(crate) enum Launched {
+    /// The launcher says on the same socket what it made.
+    Asked,
+    /// It is a child of ours.
+    Child(warren_init::launcher::Launched),
 }
 
 #[derive(Debug)]
-struct Process {
+pub(crate) struct Process {
     /// There until the end.
     socket: Option<OwnedFd>,
     child: Child,
@@ -65,14 +80,33 @@ impl Drop for Process {
 }
 
 impl Launcher {
+    /// Returns one that is a process of its own.
+    pub(crate) fn beside() -> Self {
+        Self::Beside(Mutex::default())
+    }
+
     /// Starts the process, if it is not there yet, so that the first sandbox does not wait for it.
     pub(crate) fn prepare(&self) -> Result<()> {
-        let mut process = self.process.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let Self::Beside(process) = self else { return Ok(()) };
+        let mut process = process.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if process.as_mut().is_none_or(|process| !matches!(process.child.try_wait(), Ok(None))) {
             *process = None;
             *process = Some(Process::start().map_err(start_failed)?);
         }
         Ok(())
+    }
+
+    /// Has somebody remove these control groups, which are not made yet, should we die.
+    pub(crate) fn guard(&self, groups: Vec<PathBuf>) -> Result<Option<Guard>> {
+        match self {
+            // It knows them by the plan, and outlives us.
+            Self::Beside(_) => Ok(None),
+            Self::Here if groups.is_empty() => Ok(None),
+            Self::Here => {
+                let guard = SingleThreaded::claim().and_then(|proof| Guard::start(&proof, groups));
+                Ok(Some(guard.map_err(start_failed)?))
+            }
+        }
     }
 
     /// Asks for a sandbox; what becomes of it is said on `control`.
@@ -83,10 +117,15 @@ impl Launcher {
         plan: &Plan,
         control: OwnedFd,
         listener: Option<OwnedFd>,
-    ) -> Result<()> {
+    ) -> Result<Launched> {
+        let Self::Beside(process) = self else {
+            let proof = SingleThreaded::claim().map_err(start_failed)?;
+            let made = warren_init::launcher::launch(proof, plan, &control, listener);
+            return Ok(Launched::Child(made.map_err(failed)?));
+        };
         self.prepare()?;
         let socket = {
-            let process = self.process.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let process = process.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             let socket = process.as_ref().and_then(|process| process.socket.as_ref());
             let socket = socket.ok_or_else(|| SandboxError::Internal {
                 message: "the launcher was stopped".to_owned(),
@@ -102,7 +141,7 @@ impl Launcher {
                     let again = socket.try_clone().and_then(watch).map_err(send_failed)?;
                     again.writable().await.map_err(send_failed)?.clear_ready();
                 }
-                other => return other.map_err(send_failed),
+                other => return other.map(|()| Launched::Asked).map_err(send_failed),
             }
         }
     }

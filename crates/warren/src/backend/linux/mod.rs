@@ -43,11 +43,12 @@ use self::anchor::{Anchor, Home};
 use self::groups::Groups;
 use self::host::Host;
 use self::launcher::Launcher;
+use crate::backend::ExecPlan;
 use crate::layers::Layers;
 use crate::profile::{self, Profile, Seccomp};
 use crate::{
-    BackendCapabilities, BackendHealth, CreateOptions, IsolationBackend, Result, Sandbox,
-    SandboxError, SandboxId, SandboxSpec,
+    BackendCapabilities, BackendHealth, Command, CreateOptions, ExecContext, IsolationBackend,
+    Result, Sandbox, SandboxError, SandboxId, SandboxSpec,
 };
 
 /// What users choose this backend by.
@@ -115,19 +116,26 @@ impl LinuxBackend {
     /// Whether sandboxes can be made here is found out by [`probe`](IsolationBackend::probe), or by
     /// making one.
     pub fn new() -> Result<Self> {
-        Self::start(None, None)
+        Self::start(None, None, Launcher::beside())
+    }
+
+    /// Likewise, without a launcher: this process, which must have one thread whenever it makes a
+    /// sandbox, copies itself. That spares the start of another program to one that makes a sandbox
+    /// and ends.
+    pub fn without_launcher() -> Result<Self> {
+        Self::start(None, None, Launcher::Here)
     }
 
     /// Likewise, for sandboxes that can outlive this process: each has a directory below `runtime`,
     /// which must be ours alone, until it ends.
     pub fn with_runtime(runtime: impl Into<PathBuf>) -> Result<Self> {
-        Self::start(Some(Self::runtime(runtime.into())?), None)
+        Self::start(Some(Self::runtime(runtime.into())?), None, Launcher::beside())
     }
 
     /// Likewise, for sandboxes that can also stand on layers, and be saved as such: with `runtime` they
     /// can outlive this process.
     pub fn with_layers(runtime: Option<PathBuf>, layers: Layers) -> Result<Self> {
-        Self::start(runtime.map(Self::runtime).transpose()?, Some(layers))
+        Self::start(runtime.map(Self::runtime).transpose()?, Some(layers), Launcher::beside())
     }
 
     fn runtime(runtime: PathBuf) -> Result<PathBuf> {
@@ -136,8 +144,7 @@ impl LinuxBackend {
         Ok(runtime)
     }
 
-    fn start(runtime: Option<PathBuf>, layers: Option<Layers>) -> Result<Self> {
-        let launcher = Launcher::default();
+    fn start(runtime: Option<PathBuf>, layers: Option<Layers>, launcher: Launcher) -> Result<Self> {
         // First: it starts on its own while we look at the host.
         launcher.prepare()?;
         let host = Host::detect().map_err(|source| SandboxError::Step {
@@ -155,6 +162,34 @@ impl LinuxBackend {
         spec: &SandboxSpec,
         options: &CreateOptions,
     ) -> Result<LinuxSandbox> {
+        Ok(self.make(spec, options, None).await?.0)
+    }
+
+    /// Makes a sandbox and starts a command in it, which does not wait for us to hear that the sandbox
+    /// stands; or leaves nothing.
+    pub async fn create_and_start(
+        &self,
+        spec: &SandboxSpec,
+        options: &CreateOptions,
+        cmd: &Command,
+        ctx: &ExecContext,
+        stdio: Stdio,
+    ) -> Result<(LinuxSandbox, Execution)> {
+        let plan = ExecPlan::new(spec, cmd, ctx)?;
+        let first = execution::First { plan, limits: spec.limits.clone(), stdio };
+        let (sandbox, sent) = self.make(spec, options, Some(first)).await?;
+        let sent = sent.ok_or_else(|| SandboxError::Internal {
+            message: "the first command was not sent".to_owned(),
+        })?;
+        Ok((sandbox.clone(), Execution::of(sandbox, sent, Default::default())))
+    }
+
+    async fn make(
+        &self,
+        spec: &SandboxSpec,
+        options: &CreateOptions,
+        first: Option<execution::First>,
+    ) -> Result<(LinuxSandbox, Option<execution::Sent>)> {
         spec.validate()?;
         options.validate()?;
         let (profile, seccomp) = profiles(spec)?;
@@ -200,27 +235,28 @@ impl LinuxBackend {
         };
         // Decided before anything is made, so that a bad spec leaves nothing to remove.
         let mut plan = plan::plan(&inputs, &plan::RealHost)?;
-        let groups = Groups::create(&id, support, &limits.settings)?;
+        let wanted = Groups::wanted(&id, support, &limits.settings);
+        let guard = self.inner.launcher.guard(wanted)?;
+        let groups = Groups::create(&id, support, &limits.settings, guard)?;
         inputs.cgroups = groups.planned();
         plan.cgroups = groups.planned();
         let quota = options.cpu_quota_millis;
         let home = runtime.map(|runtime| Home::create(runtime, &id)).transpose()?;
-        let launch = sandbox::launch(&self.inner.launcher, &plan, groups, home, quota);
+        let launch = sandbox::launch(&self.inner.launcher, &plan, groups, home, quota, first);
         // Before anything of them is mounted, and until nothing is.
         let held = layers.map(|layers| layers.hold(options.base.all())).transpose()?;
-        let mut instance =
-            tokio::time::timeout(spec.creation_timeout, launch).await.map_err(|_| {
-                SandboxError::Timeout {
-                    what: "creating the sandbox".to_owned(),
-                    after: spec.creation_timeout,
-                }
+        let (mut instance, sent) = tokio::time::timeout(spec.creation_timeout, launch)
+            .await
+            .map_err(|_| SandboxError::Timeout {
+                what: "creating the sandbox".to_owned(),
+                after: spec.creation_timeout,
             })??;
         instance.stand_on(options.base.clone(), held, plan.overlays.clone());
         let sandbox = LinuxSandbox::new(&inputs, &plan, instance, &self.inner, false);
         let mut registry = self.registry();
         registry.last_created = Some(sandbox.capabilities().created_at);
         registry.insert(id.clone(), sandbox.clone());
-        Ok(sandbox)
+        Ok((sandbox, sent))
     }
 
     /// Tries out every layer on this host and says what was found, with the way to mend it.

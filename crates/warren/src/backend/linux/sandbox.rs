@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use chrono::Utc;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::Signal;
+use rustix::process::{Signal, WaitId, WaitIdOptions, waitid};
 use serde::de::DeserializeOwned;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
@@ -24,10 +24,10 @@ use warren_init::protocol::{Done, Failure, Loopback, Proof, Report, Request, Sta
 use super::anchor::{self, Anchor, Home};
 use super::channel::{Channel, watch};
 use super::execs::{Execs, Hold, Keep};
-use super::execution::{Execution, Stdio};
+use super::execution::{Execution, First, Sent, Stdio};
 use super::groups::{Groups, OnDrop, Refusals};
 use super::host::GroupSupport;
-use super::launcher::Launcher;
+use super::launcher::{Launched, Launcher};
 use super::limits;
 use super::plan::{Inputs, WRITABLE};
 use super::port;
@@ -75,14 +75,20 @@ pub(crate) async fn launch(
     groups: Groups,
     home: Option<(Home, OwnedFd)>,
     cpu_quota_millis: Option<u32>,
-) -> Result<Instance> {
+    first: Option<First>,
+) -> Result<(Instance, Option<Sent>)> {
     let (home, listener) = home.unzip();
     let unfinished = Unfinished { home, groups: Some(groups) };
     let (control, theirs) = Channel::pair().map_err(|error| lost("make a socket", error))?;
-    launcher.launch(plan, theirs, listener).await?;
-    let (report, mut fds) = next_report(&control).await?;
-    let (Report::Launched { pid, base }, Some(pidfd)) = (report, fds.pop()) else {
-        return Err(nonsense("the launcher"));
+    let (pid, base, pidfd) = match launcher.launch(plan, theirs, listener).await? {
+        Launched::Child(warren_init::launcher::Launched { pid, base, pidfd }) => (pid, base, pidfd),
+        Launched::Asked => {
+            let (report, mut fds) = next_report(&control).await?;
+            let (Report::Launched { pid, base }, Some(pidfd)) = (report, fds.pop()) else {
+                return Err(nonsense("the launcher"));
+            };
+            (pid, base, pidfd)
+        }
     };
     let pidfd = watch(pidfd).map_err(|error| lost("watch the sandbox", error))?;
     // From here on, dropping this ends what was made, should we be cancelled or refused.
@@ -104,6 +110,14 @@ pub(crate) async fn launch(
         held_layers: Mutex::default(),
         overlays: Vec::new(),
     };
+    // Init reads it once it is ready.
+    let sent = match first {
+        Some(First { plan, limits, stdio }) => {
+            let persistent = instance.home.is_some();
+            Some(Sent::send(&instance.control, base, persistent, plan, &limits, stdio).await?)
+        }
+        None => None,
+    };
     match next_report(&instance.control).await?.0 {
         Report::Ready(proof) => instance.proof = proof,
         Report::Launched { .. } | Report::Failed(_) => return Err(nonsense("init")),
@@ -112,7 +126,7 @@ pub(crate) async fn launch(
         instance.on_drop = OnDrop::Leave;
         instance.groups().leave();
     }
-    Ok(instance)
+    Ok((instance, sent))
 }
 
 /// What a sandbox has on the host before it has a process.
@@ -193,7 +207,7 @@ async fn next_report(control: &Channel) -> Result<(Report, Vec<OwnedFd>)> {
     }
 }
 
-fn failed(failure: Failure) -> SandboxError {
+pub(crate) fn failed(failure: Failure) -> SandboxError {
     let Failure { step, path, errno } = failure;
     let path = (!path.is_empty()).then(|| PathBuf::from(path));
     SandboxError::Step { step, path, source: io::Error::from_raw_os_error(errno) }
@@ -271,9 +285,16 @@ impl Instance {
             self.is_stuck.store(true, Ordering::Relaxed);
             return Err(SandboxError::Timeout { what, after: PATIENCE });
         }
+        self.reap();
         self.groups().remove()?;
         drop(self.held_layers.lock().unwrap_or_else(PoisonError::into_inner).take());
         Ok(())
+    }
+
+    /// Reaps PID 1, which has ended, where it is a child of ours; else the launcher does.
+    fn reap(&self) {
+        let id = WaitId::PidFd(self.pidfd.get_ref().as_fd());
+        let _ = waitid(id, WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
     }
 
     /// Reports whether PID 1 is gone.
@@ -301,6 +322,7 @@ impl Drop for Instance {
         }
         let patience = Timespec { tv_sec: PATIENCE.as_secs().try_into().unwrap_or(10), tv_nsec: 0 };
         let _ = poll(&mut [PollFd::new(self.pidfd.get_ref(), PollFlags::IN)], Some(&patience));
+        self.reap();
         if let Some(home) = &self.home {
             home.remove();
         }
@@ -510,10 +532,14 @@ impl LinuxSandbox {
     pub async fn start(&self, cmd: &Command, ctx: &ExecContext, stdio: Stdio) -> Result<Execution> {
         let plan = ExecPlan::new(&self.terms.spec, cmd, ctx)?;
         let _state = self.running().await?;
-        let refusals = self.core.instance().groups().refusals();
+        let instance = self.core.instance();
+        let refusals = instance.groups().refusals();
         let limits = &self.terms.spec.limits;
-        let execution = Execution::start(self.clone(), plan, limits, stdio, refusals).await;
-        execution.map_err(|error| self.explain(error))
+        let persistent = self.is_persistent();
+        let sent =
+            Sent::send(&instance.control, instance.base, persistent, plan, limits, stdio).await;
+        let sent = sent.map_err(|error| self.explain(error))?;
+        Ok(Execution::of(self.clone(), sent, refusals))
     }
 
     /// Has init begin a connection to a port, and returns the socket that it says is one.
