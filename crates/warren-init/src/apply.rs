@@ -57,7 +57,12 @@ pub(crate) fn become_init(
     keep.extend([&inherited.work, &inherited.listener, &inherited.lock].into_iter().flatten());
     let closed = fd::close_all_except(&keep).and_then(|()| fd::occupy_streams(c"/dev/null"));
     let closed = step("close what was inherited", "", closed);
-    let ready = so_far.and(closed).and_then(|()| {
+    let walled = so_far.and(closed).and_then(|()| {
+        // While the launcher does its part: this takes longer than all that.
+        step("create the network namespace", "", process::new_network_namespace())?;
+        step("bring up", "lo", net::loopback_up())
+    });
+    let ready = walled.and_then(|()| {
         let (go, trees) = step("wait for the launcher", "", wait_for_go(go))?;
         apply(plan, trees, go.shifted, inherited.work.as_ref())
     });
@@ -103,6 +108,8 @@ fn apply(
     shifted: bool,
     work: Option<&OwnedFd>,
 ) -> Result<(Proof, Meter, Census, OwnedFd), Failure> {
+    // What is made here has exactly the mode that is meant.
+    rustix::process::umask(Mode::empty());
     // Before the first change of identity, which makes it root's of the host.
     let meter = step("open", "/proc/self/io", Meter::open())?;
     if plan.identity == Identity::Range {
@@ -124,11 +131,11 @@ fn apply(
     drop(trees);
     let census = step("mount", "init's own /proc", new_census())?;
     step("set the host name", &plan.hostname, set_hostname(&plan.hostname))?;
-    step("bring up", "lo", net::loopback_up())?;
     // Before the filter, which may let nobody make such a socket: the namespace alone is to be tried.
     let way_out = net::find_way_out().err().and_then(|error| error.raw_os_error());
     step("enter the new root", "", mount::pivot_to(root.as_fd()))?;
     drop(root);
+    mask_proc(plan)?;
     step("open", "/dev/null", quiet_streams())?;
     lock_down(plan, work, &census)?;
     holds("the network namespace", way_out == Some(Errno::NETUNREACH.raw_os_error()))?;
@@ -196,7 +203,8 @@ fn build_root(plan: &Plan, trees: &[OwnedFd]) -> Result<(OwnedFd, OwnedFd), Fail
     step("attach", "/", mount::attach(root.as_fd(), place.as_fd()))?;
 
     let root_fd = root.as_fd();
-    // Before the mounts of the plan, some of which may be below it.
+    // Before the mounts of the plan, some of which may be below these.
+    mount_dev(plan, root_fd, scratch.as_fd(), &devices)?;
     if plan.root.above.is_empty() {
         let tmp = step("clone", "/tmp", mount::clone_at(scratch.as_fd(), TMP))?;
         attach_at(root_fd, "/tmp", &tmp)?;
@@ -208,8 +216,7 @@ fn build_root(plan: &Plan, trees: &[OwnedFd]) -> Result<(OwnedFd, OwnedFd), Fail
     for (planned, tree) in plan.mounts.iter().zip(mounts) {
         attach_at(root_fd, &planned.target, tree)?;
     }
-    mount_dev(plan, root_fd, scratch.as_fd(), &devices)?;
-    mount_proc(plan, root_fd, scratch.as_fd())?;
+    mount_proc(plan, root_fd)?;
     Ok((root, scratch))
 }
 
@@ -280,13 +287,20 @@ fn be_like(scratch: BorrowedFd<'_>, name: &str, other: BorrowedFd<'_>) -> io::Re
     Ok(rustix::fs::chmodat(scratch, name, mode, AtFlags::empty())?)
 }
 
+/// What becomes `/dev`.
+const DEV: &str = "dev";
+/// What a sandbox with several users reads as its boot id.
+const BOOT_ID: &str = "/dev/.boot-id";
+
 /// The directories of the scratch filesystem.
-const SCRATCH: [(&str, u32); 7] = [
+const SCRATCH: [(&str, u32); 8] = [
     ("lower", 0o755),
     (UPPER, 0o755),
     ("work", 0o700),
     ("root", 0o755),
-    ("empty", 0o555),
+    (DEV, 0o755),
+    // What stands for a directory that is masked.
+    ("dev/.empty", 0o555),
     (TMP, 0o1777),
     ("shm", 0o1777),
 ];
@@ -330,7 +344,8 @@ fn furnish(plan: &Plan, scratch: BorrowedFd<'_>) -> Result<(), Failure> {
     for entry in &plan.skeleton {
         // `/tmp` may be a mount of its own, over the entry of that name in the lower layer.
         let own_tmp = plan.root.above.is_empty() && entry.path.starts_with("/tmp/");
-        let place = if own_tmp { scratch } else { lower.as_fd() };
+        let own_dev = entry.path.starts_with("/dev/");
+        let place = if own_tmp || own_dev { scratch } else { lower.as_fd() };
         step("create", &entry.path, make_entry(place, entry, own))?;
     }
     Ok(())
@@ -375,9 +390,7 @@ fn make_directory(
     mode: u32,
     owner: Option<u32>,
 ) -> io::Result<()> {
-    // The launcher's umask may be anything; the mode of mkdir alone is not what is meant.
     rustix::fs::mkdirat(parent, path, Mode::from_raw_mode(mode))?;
-    rustix::fs::chmodat(parent, path, Mode::from_raw_mode(mode), AtFlags::empty())?;
     if let Some(id) = owner {
         let (uid, gid) = (rustix::fs::Uid::from_raw(id), rustix::fs::Gid::from_raw(id));
         rustix::fs::chownat(parent, path, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
@@ -388,11 +401,7 @@ fn make_directory(
 fn clone_devices(plan: &Plan) -> Result<Vec<OwnedFd>, Failure> {
     let clone = |name: &String| {
         let path = format!("/dev/{name}");
-        let tree = step("open", &path, mount::clone_tree(Path::new(&path)))?;
-        // Read-only still lets a device be written; it keeps its mode and owner as they are.
-        let attributes = Attributes { read_only: true, no_exec: true, ..Attributes::default() };
-        step("restrict", &path, mount::restrict(tree.as_fd(), attributes, None))?;
-        Ok(tree)
+        step("open", &path, mount::clone_tree(Path::new(&path)))
     };
     plan.devices.iter().map(clone).collect()
 }
@@ -403,18 +412,30 @@ fn mount_dev(
     scratch: BorrowedFd<'_>,
     devices: &[OwnedFd],
 ) -> Result<(), Failure> {
+    // Not in the overlay, where each name takes longer to be found.
+    let dev = step("clone", "/dev", mount::clone_at(scratch, DEV))?;
+    attach_at(root, "/dev", &dev)?;
+    let attach = |tree: &OwnedFd, name: &str| {
+        step("mount", name, mount::attach_in(tree.as_fd(), dev.as_fd(), name))
+    };
     for (name, tree) in plan.devices.iter().zip(devices) {
-        attach_at(root, &format!("/dev/{name}"), tree)?;
+        attach(tree, name)?;
     }
-    attach_at(root, "/dev/shm", &step("clone", "/dev/shm", mount::clone_at(scratch, "shm"))?)?;
+    if let Users::Several { .. } = plan.users {
+        step("create", BOOT_ID, make_file(scratch, &BOOT_ID[1..], &new_boot_id(), 0o444))?;
+    }
+    // Read-only still lets a device be written; it keeps its mode and owner as they are.
+    let attributes = Attributes { read_only: true, no_exec: true, ..Attributes::default() };
+    step("restrict", "/dev", mount::restrict(dev.as_fd(), attributes, None))?;
+    attach(&step("clone", "/dev/shm", mount::clone_at(scratch, "shm"))?, "shm")?;
     let attributes = Attributes { no_exec: true, ..Attributes::default() };
     // The host has 4096 terminals for all; without a bound one sandbox can take those of the others.
     let options = [("mode", "0620"), ("ptmxmode", "0666"), ("max", "64")];
     let terminals = step("mount", "/dev/pts", mount::new("devpts", &options, &[], attributes))?;
-    attach_at(root, "/dev/pts", &terminals)
+    attach(&terminals, "pts")
 }
 
-fn mount_proc(plan: &Plan, root: BorrowedFd<'_>, scratch: BorrowedFd<'_>) -> Result<(), Failure> {
+fn mount_proc(plan: &Plan, root: BorrowedFd<'_>) -> Result<(), Failure> {
     let planned = &plan.proc;
     let attributes = Attributes { no_devices: true, no_exec: true, ..Attributes::default() };
     let mut options = match plan.users {
@@ -427,55 +448,47 @@ fn mount_proc(plan: &Plan, root: BorrowedFd<'_>, scratch: BorrowedFd<'_>) -> Res
         options.push(("subset", "pid"));
     }
     let proc = step("mount", "/proc", mount::new("proc", &options, &[], attributes))?;
-    attach_at(root, "/proc", &proc)?;
+    attach_at(root, "/proc", &proc)
+}
+
+/// Hides what is to be hidden in the new `/proc`, and keeps the rest as it is.
+///
+/// By paths, since there are many and each is one call: `/proc` and `/dev` are mounts of ours by now,
+/// and nothing but init has run in this root.
+fn mask_proc(plan: &Plan) -> Result<(), Failure> {
+    let planned = &plan.proc;
     let read_only =
         Attributes { read_only: true, no_devices: true, no_exec: true, ..Attributes::default() };
     for name in &planned.read_only {
-        if mount::exists_at(proc.as_fd(), name) {
-            let path = format!("/proc/{name}");
-            let tree = step("clone", &path, mount::clone_at(root, &path[1..]))?;
-            step("restrict", &path, mount::restrict(tree.as_fd(), read_only, None))?;
-            attach_at(root, &path, &tree)?;
+        let path = format!("/proc/{name}");
+        match mount::bind(&path, &path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            bound => step("mount", &path, bound)?,
         }
+        step("restrict", &path, mount::restrict_at(&path, read_only))?;
     }
-    // Looked up once each, from /proc itself: there are many of them.
-    let null = step("open", "/dev/null", mount::target(root, "dev/null"))?;
-    let empty = step("open", "empty", mount::target(scratch, "empty"))?;
     for name in &planned.masked {
         let path = format!("/proc/{name}");
-        let target = match mount::target(proc.as_fd(), name) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            found => step("open the mount target", &path, found)?,
+        // What stands for a file is read-only already, as all devices are.
+        let bound = match mount::bind("/dev/null", &path) {
+            Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
+                mount::bind("/dev/.empty", &path)
+            }
+            bound => bound,
         };
-        let found = rustix::fs::fstat(&target).map_err(io::Error::from);
-        let mode = step("look at", &path, found)?.st_mode;
-        let mask = if rustix::fs::FileType::from_raw_mode(mode).is_dir() {
-            let tree = step("clone", "empty", mount::clone_place(empty.as_fd()))?;
-            step("restrict", &path, mount::restrict(tree.as_fd(), read_only, None))?;
-            tree
-        } else {
-            step("clone", "/dev/null", mount::clone_place(null.as_fd()))?
-        };
-        step("mount", &path, mount::attach(mask.as_fd(), target.as_fd()))?;
+        match bound {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            bound => step("mount", &path, bound)?,
+        }
     }
     match plan.users {
         Users::One => Ok(()),
-        Users::Several { .. } => mount_boot_id(root, scratch),
+        // The sandbox was started now, whenever the host was.
+        Users::Several { .. } => match mount::bind(BOOT_ID, "/proc/sys/kernel/random/boot_id") {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            bound => step("mount", BOOT_ID, bound),
+        },
     }
-}
-
-/// Gives the sandbox a boot id of its own: it was started now, whenever the host was.
-fn mount_boot_id(root: BorrowedFd<'_>, scratch: BorrowedFd<'_>) -> Result<(), Failure> {
-    const PLACE: &str = "/proc/sys/kernel/random/boot_id";
-    if !mount::exists_at(root, &PLACE[1..]) {
-        return Ok(());
-    }
-    step("create", "boot_id", make_file(scratch, "boot_id", &new_boot_id(), 0o444))?;
-    let tree = step("clone", "boot_id", mount::clone_at(scratch, "boot_id"))?;
-    let read_only =
-        Attributes { read_only: true, no_devices: true, no_exec: true, ..Attributes::default() };
-    step("restrict", PLACE, mount::restrict(tree.as_fd(), read_only, None))?;
-    attach_at(root, PLACE, &tree)
 }
 
 /// Returns a random UUID as the kernel writes it.

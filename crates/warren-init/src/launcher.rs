@@ -115,7 +115,9 @@ impl Guard {
         let (ours, theirs) = socket::pair()?;
         match process::fork(proof, Namespaces::NONE, None)? {
             Fork::Child => {
-                let _ = fd::close_all_except(&[&theirs]).and_then(|()| stand_apart());
+                let _ = fd::close_all_except(&[&theirs]);
+                let _ = rustix::process::setsid();
+                process::ignore_group_signals();
                 let _ = rustix::thread::set_name(c"warren-guard");
                 while let Err(rustix::io::Errno::INTR) =
                     poll(&mut [PollFd::new(&theirs, PollFlags::IN)], None)
@@ -152,7 +154,6 @@ fn remove_all(groups: &[PathBuf]) {
 
 /// Leaves behind what a sandbox must not have of whoever started us.
 fn stand_apart() -> io::Result<()> {
-    process::default_signals();
     // A signal meant for the group of the caller must not take the one away who clears up after it.
     let _ = rustix::process::setsid();
     process::ignore_group_signals();

@@ -388,7 +388,9 @@ pub fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(T, 
 pub fn receive_trusted<T: DeserializeOwned>(
     socket: impl AsFd,
 ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-    let mut buffer = vec![0; MAX_INLINE + 1];
+    // As long as it has to be: most are short, and memory that was never used costs more than asking.
+    let length = socket::next_length(&socket)?.clamp(1, MAX_INLINE + 1);
+    let mut buffer = vec![0; length];
     let Some((length, mut fds)) = socket::receive(socket, &mut buffer)? else { return Ok(None) };
     if buffer[0] != LARGE {
         return Ok(Some((parse_inline(&buffer[..length])?, fds)));

@@ -74,6 +74,24 @@ fn clone(dir: BorrowedFd<'_>, path: &Path, flags: OpenTreeFlags) -> io::Result<O
     Ok(rustix::mount::open_tree(dir, path, flags)?)
 }
 
+/// Attaches a detached tree at `name` in the directory `dir`, following no link there.
+pub fn attach_in(tree: BorrowedFd<'_>, dir: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    Ok(rustix::mount::move_mount(tree, c"", dir, name, flags)?)
+}
+
+/// Binds `source` over `target`, in one call and by their paths: for whoever has just made all that
+/// leads there, and whom nobody else can have followed yet.
+pub fn bind(source: &str, target: &str) -> io::Result<()> {
+    Ok(rustix::mount::mount_bind(source, target)?)
+}
+
+/// Sets `attributes` on what is mounted at `path`; see [`bind`].
+pub fn restrict_at(path: &str, attributes: Attributes) -> io::Result<()> {
+    let place = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    restrict(place.as_fd(), attributes, None)
+}
+
 /// Sets `attributes` on a whole detached tree and, if given, shifts the owners of its files as
 /// `user_namespace` maps them. See mount_setattr(2), Linux 5.12.
 pub fn restrict(

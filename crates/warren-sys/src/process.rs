@@ -36,13 +36,13 @@ impl Namespaces {
     pub const NONE: Self = Self(0);
     /// A user namespace alone.
     pub const USER: Self = Self(libc::CLONE_NEWUSER as u64);
-    /// Everything that walls a sandbox off, but for the cgroup namespace: that one is rooted where
-    /// its *creator* is, so a sandbox makes its own once it is in its cgroups.
+    /// Everything that walls a sandbox off, but for what it makes itself: a cgroup namespace is rooted
+    /// where its *creator* is, so it must be in its cgroups first; a network namespace takes longer
+    /// than all others together, and the one who forked has more to do meanwhile.
     pub const SANDBOX: Self = Self(
         (libc::CLONE_NEWUSER
             | libc::CLONE_NEWNS
             | libc::CLONE_NEWPID
-            | libc::CLONE_NEWNET
             | libc::CLONE_NEWIPC
             | libc::CLONE_NEWUTS) as u64,
     );
@@ -62,12 +62,14 @@ pub enum Fork {
     Child,
 }
 
-/// `libc` has it too narrow, and says so.
+/// `libc` has these too narrow, and says so.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+const CLONE_CLEAR_SIGHAND: u64 = 0x1_0000_0000;
 
 /// Copies this process into new namespaces and, with `cgroup`, into that v2 cgroup.
 ///
-/// See clone3(2), Linux 5.7 for the cgroup. The child's exit sends SIGCHLD.
+/// No handler of ours runs in the copy. See clone3(2), Linux 5.7 for the cgroup. The child's exit
+/// sends SIGCHLD.
 pub fn fork(
     _proof: &SingleThreaded,
     namespaces: Namespaces,
@@ -75,7 +77,7 @@ pub fn fork(
 ) -> io::Result<Fork> {
     let mut pidfd: i32 = -1;
     let mut args = libc::clone_args {
-        flags: namespaces.0 | libc::CLONE_PIDFD as u64,
+        flags: namespaces.0 | libc::CLONE_PIDFD as u64 | CLONE_CLEAR_SIGHAND,
         pidfd: &raw mut pidfd as u64,
         child_tid: 0,
         parent_tid: 0,
@@ -109,6 +111,12 @@ pub fn fork(
 pub fn new_cgroup_namespace() -> io::Result<()> {
     // SAFETY: unshare takes flags; CLONE_NEWCGROUP touches no memory and no descriptor.
     crate::check(unsafe { libc::unshare(libc::CLONE_NEWCGROUP) }).map(drop)
+}
+
+/// Leaves the network for one that is empty. See network_namespaces(7).
+pub fn new_network_namespace() -> io::Result<()> {
+    // SAFETY: unshare takes flags; CLONE_NEWNET touches no memory and no descriptor.
+    crate::check(unsafe { libc::unshare(libc::CLONE_NEWNET) }).map(drop)
 }
 
 /// How a process ended.
@@ -205,16 +213,25 @@ pub fn child_events() -> io::Result<OwnedFd> {
     }
 }
 
-/// Ignores the signals that a terminal or a supervisor sends to a whole group of processes.
+/// What a terminal or a supervisor sends to a whole group of processes, and what a pipe does to one
+/// who writes when nobody reads any more.
+const IGNORED: [i32; 6] =
+    [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP, libc::SIGTERM, libc::SIGTSTP, libc::SIGPIPE];
+
+/// Ignores the signals that are meant for a whole group of processes, or for nobody, and gives every
+/// other its default meaning again.
 pub fn ignore_group_signals() {
-    for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP, libc::SIGTERM, libc::SIGTSTP] {
-        // SAFETY: SIG_IGN is a valid disposition and installs no code of ours.
-        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    for signal in 1..=64 {
+        let action = if IGNORED.contains(&signal) { libc::SIG_IGN } else { libc::SIG_DFL };
+        // SAFETY: neither disposition installs code of ours; numbers that cannot be changed are
+        // refused.
+        unsafe { libc::signal(signal, action) };
     }
 }
 
 /// Gives every signal its default meaning again and lets it through, as a program that is started
-/// expects it: what is blocked stays so across exec.
+/// expects it: what is ignored or blocked stays so across exec. For a copy of one who called
+/// [`ignore_group_signals`].
 pub fn default_signals() {
     // SAFETY: a `sigset_t` is plain data, initialised by sigemptyset before it is read; both calls
     // touch only the set passed, which outlives them.
@@ -223,9 +240,8 @@ pub fn default_signals() {
         libc::sigemptyset(&raw mut none);
         libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
     }
-    for signal in 1..=64 {
-        // SAFETY: SIG_DFL is a valid disposition and installs no code of ours; numbers that cannot
-        // be changed are refused.
+    for signal in IGNORED {
+        // SAFETY: SIG_DFL is a valid disposition and installs no code of ours.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
 }

@@ -64,6 +64,13 @@ pub fn send(socket: impl AsFd, payload: &[u8], fds: &[BorrowedFd<'_>]) -> io::Re
     Ok(())
 }
 
+/// Returns how long the next message is, and leaves it there; 0 when the peer is gone.
+pub fn next_length(socket: impl AsFd) -> io::Result<usize> {
+    let flags = RecvFlags::PEEK | RecvFlags::TRUNC;
+    let (_, length) = rustix::net::recv(socket, &mut [0; 0][..], flags)?;
+    Ok(length)
+}
+
 /// Receives one message into `buffer`; `None` when the peer is gone.
 ///
 /// A message that does not fit `buffer`, or that carries more than [`MAX_FDS`] descriptors, is an
