@@ -52,7 +52,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
         let context = ExecContext::default();
         let (spec, options, command) = (&request.spec, &request.options, &request.command);
         let (sandbox, execution) = tokio::select! {
-            made = backend.create_and_start(spec, options, command, &context, stdio) => made?,
+            made = backend.create_for(spec, options, command, &context, stdio) => made?,
             signal = interruption(&mut signals) => return Ok(exit_code(128 + signal)),
         };
         let enforced = sandbox.enforcement();

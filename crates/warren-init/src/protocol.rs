@@ -134,6 +134,8 @@ pub struct Exec {
     pub cpu_ms: Option<u64>,
     /// How many descriptors each process may have.
     pub open_files: Option<u64>,
+    /// Whether an attached sandbox ends when it does.
+    pub only: bool,
 }
 
 /// One of the sandbox's users, who runs a command.
@@ -442,6 +444,7 @@ mod tests {
             wall_ms: Some(1),
             cpu_ms: None,
             open_files: Some(3),
+            only: false,
         }
     }
 

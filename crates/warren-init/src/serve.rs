@@ -14,7 +14,7 @@ use warren_sys::process::{self, End, SingleThreaded};
 use warren_sys::seccomp::Instruction;
 use warren_sys::socket;
 
-use crate::account::{Census, Leaf, Meter, Seen, Work};
+use crate::account::{Census, Leaf, Meter, Seen, Work, freeze_all};
 use crate::apply::Inherited;
 use crate::exec::{self, Ends, Starter};
 use crate::launcher::{drain, is_about_one_message};
@@ -67,6 +67,8 @@ struct Running {
     stood_still: Duration,
     /// When it is over although its first process cannot die.
     given_up: Option<Instant>,
+    /// Whether the sandbox ends with it.
+    only: bool,
 }
 
 struct Init<'a> {
@@ -341,6 +343,7 @@ impl Init<'_> {
             memory_kills: 0,
             stood_still: Duration::ZERO,
             given_up: None,
+            only: exec.only && self.plan.lifetime == Lifetime::Attached,
         };
         if self.plan.bounds.memory.is_some() {
             self.next_memory_look = Some(started + MEMORY_INTERVAL);
@@ -617,6 +620,10 @@ impl Init<'_> {
         if let Some(channel) = &running.channel {
             let _ = protocol::send(channel, &event, &[]);
         }
+        if running.only {
+            // What it left behind ends with us; so it would a moment later, by the one who hears this.
+            process::exit_now(0);
+        }
         self.settle_logs();
         // What it left running may still write; but first the one who listens reads to the end.
         match running.channel {
@@ -653,10 +660,7 @@ impl Init<'_> {
     fn freeze(&self, frozen: bool) -> std::io::Result<()> {
         let Some(work) = &self.work else { return Ok(()) };
         let running = self.running.values().filter_map(|running| running.leaf.as_ref());
-        for leaf in running.chain(&self.lingering) {
-            leaf.freeze(work, frozen)?;
-        }
-        Ok(())
+        freeze_all(running.chain(&self.lingering), work, frozen)
     }
 
     fn resume(&mut self) -> std::io::Result<()> {

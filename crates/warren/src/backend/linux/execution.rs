@@ -70,7 +70,7 @@ pub struct Ending {
     pub tasks_started: u64,
 }
 
-/// A command for a sandbox that is being made.
+/// The one command of a sandbox that is being made, which ends with it.
 #[derive(Debug)]
 pub(crate) struct First {
     pub(crate) plan: ExecPlan,
@@ -96,6 +96,7 @@ impl Sent {
         plan: ExecPlan,
         limits: &ResourceLimits,
         stdio: Stdio,
+        only: bool,
     ) -> Result<Self> {
         let streams = match stdio {
             Stdio::Pipes => {
@@ -338,6 +339,7 @@ pub(crate) fn request(
         wall_ms: plan.timeout.map(millis),
         cpu_ms: limits.max_cpu_time_ms,
         open_files: limits.max_open_files.map(u64::from),
+        only: false,
     }
 }
 

@@ -165,9 +165,9 @@ impl LinuxBackend {
         Ok(self.make(spec, options, None).await?.0)
     }
 
-    /// Makes a sandbox and starts a command in it, which does not wait for us to hear that the sandbox
-    /// stands; or leaves nothing.
-    pub async fn create_and_start(
+    /// Makes a sandbox for one command, which does not wait for us to hear that the sandbox stands, and
+    /// at whose end the sandbox ends; or leaves nothing.
+    pub async fn create_for(
         &self,
         spec: &SandboxSpec,
         options: &CreateOptions,

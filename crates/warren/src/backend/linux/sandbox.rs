@@ -114,7 +114,8 @@ pub(crate) async fn launch(
     let sent = match first {
         Some(First { plan, limits, stdio }) => {
             let persistent = instance.home.is_some();
-            Some(Sent::send(&instance.control, base, persistent, plan, &limits, stdio).await?)
+            let control = &instance.control;
+            Some(Sent::send(control, base, persistent, plan, &limits, stdio, true).await?)
         }
         None => None,
     };
@@ -537,7 +538,8 @@ impl LinuxSandbox {
         let limits = &self.terms.spec.limits;
         let persistent = self.is_persistent();
         let sent =
-            Sent::send(&instance.control, instance.base, persistent, plan, limits, stdio).await;
+            Sent::send(&instance.control, instance.base, persistent, plan, limits, stdio, false)
+                .await;
         let sent = sent.map_err(|error| self.explain(error))?;
         Ok(Execution::of(self.clone(), sent, refusals))
     }
