@@ -2,7 +2,7 @@
 //!
 //! A program that may be loaded anywhere has 150 kB of addresses to correct before its first line,
 //! page by page; one with a fixed place has none. Its heap, stack and libraries stay where nobody
-//! can guess them. And without a shared library for unwinding there is one less to find and map.
+//! can guess them.
 
 use std::env;
 
@@ -11,6 +11,5 @@ fn main() {
     let is = |name: &str, value: &str| env::var(name).is_ok_and(|found| found == value);
     if is("CARGO_CFG_TARGET_OS", "linux") && is("CARGO_CFG_TARGET_ENV", "gnu") {
         println!("cargo::rustc-link-arg-bin=warren=-no-pie");
-        println!("cargo::rustc-link-arg-bin=warren=-static-libgcc");
     }
 }

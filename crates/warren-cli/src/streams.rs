@@ -16,6 +16,8 @@ use tokio::net::unix::pipe;
 
 /// How much is read at once.
 const CHUNK: usize = 64 * 1024;
+/// How much is read until that is too little: memory that is never used costs time as well.
+const FIRST_CHUNK: usize = 4 << 10;
 /// What a pipe that is ready takes for certain (PIPE_BUF).
 const SURE: usize = 4096;
 
@@ -187,7 +189,7 @@ pub(crate) async fn copy_out<F: AsFd + AsRawFd>(
     allowance: &Allowance,
 ) -> Result<(), TooMuch> {
     let Some(mut source) = source else { return Ok(()) };
-    let mut buffer = vec![0; CHUNK];
+    let mut buffer = vec![0; FIRST_CHUNK];
     while let Ok(length @ 1..) = source.read(&mut buffer).await {
         let allowed = allowance.spend(length);
         if sink.take(&buffer[..allowed]).await.is_err() {
@@ -196,6 +198,7 @@ pub(crate) async fn copy_out<F: AsFd + AsRawFd>(
         if allowed < length {
             return Err(TooMuch);
         }
+        grow(&mut buffer, length);
     }
     Ok(())
 }
@@ -203,7 +206,7 @@ pub(crate) async fn copy_out<F: AsFd + AsRawFd>(
 /// Hands on input until its end; the command then finds the end of its own. It need not read any.
 pub(crate) async fn copy_in<F: AsFd + AsRawFd>(stream: Stream<F>, target: Option<Target>) {
     let Some(mut target) = target else { return };
-    let mut buffer = vec![0; CHUNK];
+    let mut buffer = vec![0; FIRST_CHUNK];
     while let Ok(length @ 1..) = stream.read(&mut buffer).await {
         let written = match &mut target {
             Target::Pipe(pipe) => pipe.write_all(&buffer[..length]).await,
@@ -212,5 +215,13 @@ pub(crate) async fn copy_in<F: AsFd + AsRawFd>(stream: Stream<F>, target: Option
         if written.is_err() {
             return;
         }
+        grow(&mut buffer, length);
+    }
+}
+
+/// Makes room for more where what was read filled all there was.
+fn grow(buffer: &mut Vec<u8>, length: usize) {
+    if length == buffer.len() && length < CHUNK {
+        buffer.resize(CHUNK, 0);
     }
 }

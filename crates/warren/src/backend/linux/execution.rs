@@ -109,7 +109,8 @@ impl Sent {
             Stdio::Pipes => Streams::Given,
             Stdio::Terminal { rows, columns } => Streams::Terminal { rows, columns },
         };
-        let request = Request::Exec(request(&plan, limits, String::new(), None, named));
+        let exec = request(&plan, limits, String::new(), None, named);
+        let request = Request::Exec(Exec { only, ..exec });
         let (channel, theirs) = Channel::pair().map_err(|error| step("make a socket", error))?;
         let mut fds = vec![theirs.as_fd()];
         fds.extend(streams.iter().flat_map(|pipes| pipes.theirs.iter().map(AsFd::as_fd)));
