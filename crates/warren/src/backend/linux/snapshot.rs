@@ -199,13 +199,21 @@ impl LinuxSandbox {
         old.end().await?;
         *state = State::Destroyed;
         let make = async {
-            let groups = Groups::create(&self.core.id, support, &limits.settings)?;
+            let wanted = Groups::wanted(&self.core.id, support, &limits.settings);
+            let guard = backend.launcher.guard(wanted)?;
+            let groups = Groups::create(&self.core.id, support, &limits.settings, guard)?;
             inputs.cgroups = groups.planned();
             plan.cgroups = groups.planned();
             let runtime = backend.runtime.as_ref().filter(|_| persistent);
             let home = runtime.map(|runtime| Home::listen_again(runtime, &self.core.id));
-            let launch =
-                super::sandbox::launch(&backend.launcher, &plan, groups, home.transpose()?, quota);
+            let launch = super::sandbox::launch(
+                &backend.launcher,
+                &plan,
+                groups,
+                home.transpose()?,
+                quota,
+                None,
+            );
             let made = tokio::time::timeout(spec.creation_timeout, launch).await;
             made.unwrap_or_else(|_| {
                 let what = "making the sandbox anew".to_owned();
@@ -213,7 +221,7 @@ impl LinuxSandbox {
             })
         };
         let mut instance = match make.await {
-            Ok(instance) => instance,
+            Ok((instance, _)) => instance,
             Err(error) => {
                 // What it was is gone, and what it should be is not there: it has ended.
                 if let Some(home) = &old.home {
