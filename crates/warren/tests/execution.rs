@@ -600,7 +600,8 @@ mod linux {
             (by("user", Some("nowhere")), ProgramFault::Workdir),
             (by("user", Some("~root")), ProgramFault::Workdir),
         ] {
-            let SandboxError::Program { kind, .. } = refuse(options).await else { panic!() };
+            let refused = refuse(options).await;
+            let SandboxError::Program { kind, .. } = refused else { panic!("{refused}") };
             assert_eq!(kind, wanted);
         }
         let invalid = refuse(by("a\0b", None)).await;

@@ -58,6 +58,9 @@ impl Drop for Pause {
 
 impl LinuxSandbox {
     fn layers(&self) -> Result<Layers> {
+        if self.has_ended() {
+            return Err(self.ended());
+        }
         let backend = self.core.backend.upgrade().ok_or_else(|| self.ended())?;
         backend.layers.clone().ok_or_else(|| SandboxError::Unsupported {
             feature: "snapshots".to_owned(),
