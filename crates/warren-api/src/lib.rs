@@ -29,8 +29,9 @@ use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use warren::shell::Shells;
+use warren::template::Templates;
 use warren::{
-    Sandbox, SandboxId, SandboxManager, SandboxSelectionOptions, SandboxSession, SandboxSpec,
+    Base, Sandbox, SandboxId, SandboxManager, SandboxSelectionOptions, SandboxSession, SandboxSpec,
     SessionState,
 };
 
@@ -61,6 +62,8 @@ pub struct Options {
     pub allowed_hosts: Vec<String>,
     /// What outlives the daemon; nothing if absent.
     pub journal: Option<Arc<dyn Journal>>,
+    /// What sandboxes are made from by name; nothing if absent.
+    pub templates: Option<Templates>,
 }
 
 /// The notes of the journal that name the default sandboxes of tenants.
@@ -81,6 +84,7 @@ struct Inner {
     ports: Ports,
     writers: rest::execs::Writers,
     shells: Shells,
+    pending: rest::templates::Pending,
     /// The default sandbox of each tenant but the operator's, which is the manager's own.
     defaults: Mutex<HashMap<Arc<str>, SandboxId>>,
     tasks: TaskTracker,
@@ -108,6 +112,7 @@ impl Api {
             writers: Default::default(),
             journal,
             shells: Shells::default(),
+            pending: Default::default(),
             defaults: Mutex::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
@@ -154,6 +159,9 @@ impl Api {
     /// Ends the event streams and waits until everything that was begun is done.
     pub async fn stop(&self) {
         self.0.stop.cancel();
+        if let Some(templates) = &self.options().templates {
+            templates.shutdown().await;
+        }
         self.0.tasks.close();
         self.0.tasks.wait().await;
     }
@@ -292,11 +300,22 @@ impl Api {
         self.0.ledger.promise(&who.tenant, &who.quotas, memory)
     }
 
-    /// Gives the caller a sandbox.
+    /// Gives the caller a sandbox on the host's toolchain.
     async fn acquire(
         &self,
         who: &Principal,
         spec: &SandboxSpec,
+        options: &SandboxSelectionOptions,
+    ) -> Result<(SandboxSession, Arc<dyn Sandbox>), ApiError> {
+        self.acquire_on(who, spec, &Base::default(), options).await
+    }
+
+    /// Gives the caller a sandbox whose root stands on `base`.
+    async fn acquire_on(
+        &self,
+        who: &Principal,
+        spec: &SandboxSpec,
+        base: &Base,
         options: &SandboxSelectionOptions,
     ) -> Result<(SandboxSession, Arc<dyn Sandbox>), ApiError> {
         let client_id = who.client_id();
@@ -314,7 +333,7 @@ impl Api {
             }
         }
         let promise = self.promise(who, spec).await?;
-        let (session, sandbox) = self.manager().acquire(spec, options, &client_id).await?;
+        let (session, sandbox) = self.manager().acquire_on(spec, base, options, &client_id).await?;
         let id = sandbox.id();
         if let (Some(before), Some(text)) = (&name.before, name.text())
             && before != id

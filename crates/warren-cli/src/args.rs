@@ -13,6 +13,7 @@ use crate::execs::{ExecArgs, LogsArgs, PsArgs, ShellArgs, SignalArgs, WaitArgs};
 use crate::failure::Failure;
 use crate::file_args::{CpArgs, FilesAction};
 use crate::port::PortArgs;
+use crate::templates::TemplateAction;
 use crate::units::{self, Cap};
 
 /// Runs untrusted code in a sandbox of its own: no daemon, no set-up, no root.
@@ -106,6 +107,9 @@ pub(crate) enum Action {
     Default(DefaultArgs),
     /// Show how many sandboxes and sessions there are.
     Stats(ClientArgs),
+    /// Build, list, tag and remove what sandboxes are made from.
+    #[command(subcommand)]
+    Template(TemplateAction),
     /// Reach a server inside a sandbox: listen on this host, and print where.
     ///
     /// Every connection goes to the port inside, until Ctrl-C. With --stdio there is one connection, on
@@ -354,6 +358,9 @@ pub(crate) struct CreateArgs {
     /// Name to call it by.
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
+    /// Template to make it from: NAME, NAME:TAG or an id.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) template: Option<String>,
     /// Label to find it by.
     #[arg(long, value_name = "KEY=VALUE", value_parser = units::variable)]
     pub(crate) label: Vec<(String, String)>,

@@ -46,6 +46,7 @@ pub(crate) fn create(args: &CreateArgs) -> Result<u8, Failure> {
     });
     let body = CreateSandboxBody {
         name: args.name.clone(),
+        template: args.template.clone(),
         profile: Some(spec.profile.clone()),
         workdir: spec.workdir.as_ref().map(|path| path.display().to_string()),
         allowed_paths_ro: paths(&spec.ro)?,

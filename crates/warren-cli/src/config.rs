@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use toml::de::{DeTable, DeValue};
+use warren::image::{KnownRegistry, Login, Registries};
 use warren::{PoolConfig, SandboxManagerConfig, SessionTimeouts};
 
 use crate::args::{ConfigArgs, SettingArgs};
@@ -26,7 +27,7 @@ enum Kind {
 }
 
 /// Every setting there is. In the environment `pool.min_warm` is `WARREN_POOL_MIN_WARM`.
-const SETTINGS: [(&str, Kind); 18] = [
+const SETTINGS: [(&str, Kind); 21] = [
     ("socket", Kind::Text),
     ("listen", Kind::Text),
     ("state_dir", Kind::Text),
@@ -45,6 +46,9 @@ const SETTINGS: [(&str, Kind); 18] = [
     ("pool.max_warm", Kind::Count),
     ("pool.warm_ttl", Kind::Time),
     ("pool.warm_profiles", Kind::List),
+    ("images.registries", Kind::List),
+    ("images.login_file", Kind::Text),
+    ("images.ca_file", Kind::Text),
 ];
 
 /// Where a value comes from.
@@ -106,6 +110,7 @@ pub(crate) struct Config {
     pub(crate) log_format: LogFormat,
     pub(crate) log_level: tracing::Level,
     pub(crate) manager: SandboxManagerConfig,
+    pub(crate) registries: Registries,
     values: BTreeMap<&'static str, (Value, Origin)>,
 }
 
@@ -247,6 +252,7 @@ impl Config {
             let hint = "the backends are linux, and host, which isolates nothing";
             return Err(read.wrong("backends", &format!("has no backend `{other}`"), hint));
         }
+        let registries = registries(&read)?;
         Ok(Self {
             socket: path("socket")?,
             listen: listen.transpose()?,
@@ -257,9 +263,50 @@ impl Config {
             log_format,
             log_level,
             manager,
+            registries,
             values,
         })
     }
+}
+
+/// Reads which registries are known, and who we are there.
+fn registries(read: &Values<'_>) -> Result<Registries, Failure> {
+    let mut registries = Registries::default();
+    for text in read.list("images.registries") {
+        let (name, plain_http) = match text.strip_prefix("http://") {
+            Some(name) => (name, true),
+            None => (text.strip_prefix("https://").unwrap_or(&text), false),
+        };
+        let known = KnownRegistry { plain_http, login: None };
+        registries.known.insert(name.trim_end_matches('/').to_owned(), known);
+    }
+    registries.authorities = read.text("images.ca_file").map(PathBuf::from);
+    let Some(path) = read.text("images.login_file") else { return Ok(registries) };
+    let wrong = |what: &str| {
+        let hint =
+            r#"it has {"auths": {"HOST": {"auth": "base64 of user:password"}}}, as Docker's"#;
+        read.wrong("images.login_file", what, hint)
+    };
+    // Read by the daemon and whoever looks at its settings; a client need not be able to.
+    let Ok(text) = std::fs::read(path) else { return Ok(registries) };
+    let file: Logins = serde_json::from_slice(&text).map_err(|_| wrong("is no file of logins"))?;
+    for (name, login) in file.auths {
+        let login = Login::decode(&login.auth).ok_or_else(|| wrong("has a login that is none"))?;
+        registries.known.entry(name).or_default().login = Some(login);
+    }
+    Ok(registries)
+}
+
+/// A file of logins, as Docker and podman write it.
+#[derive(serde::Deserialize)]
+struct Logins {
+    #[serde(default)]
+    auths: BTreeMap<String, EncodedLogin>,
+}
+
+#[derive(serde::Deserialize)]
+struct EncodedLogin {
+    auth: String,
 }
 
 fn defaults(around: &Surroundings) -> BTreeMap<&'static str, (Value, Origin)> {
@@ -271,7 +318,7 @@ fn defaults(around: &Surroundings) -> BTreeMap<&'static str, (Value, Origin)> {
     let value = |name| match name {
         "socket" => one(&around.socket().display()),
         "state_dir" => one(&around.state_dir().display()),
-        "allowed_hosts" => many(&[]),
+        "allowed_hosts" | "images.registries" => many(&[]),
         "backends" => many(&["linux"]),
         "log_format" => one(&"text"),
         "log_level" => one(&"info"),
@@ -501,6 +548,24 @@ mod tests {
             assert!(message.contains(&format!("warren.toml:{line}")), "{text:?}: {message}");
             assert!(message.contains(word), "{text:?}: {message}");
         }
+    }
+
+    #[test]
+    fn registries_are_known_by_their_names_and_we_by_a_file_of_logins() {
+        let directory = tempfile::tempdir().unwrap();
+        let logins = directory.path().join("auth.json");
+        std::fs::write(&logins, r#"{"auths":{"ghcr.io":{"auth":"bWU6czNjcmV0"}}}"#).unwrap();
+        let text = format!(
+            "[images]\nregistries = [\"http://localhost:5000/\", \"https://ghcr.io\"]\nlogin_file = {logins:?}\n"
+        );
+        let (_directory, args) = file(&text);
+        let known = Config::load(&args, &around(&[])).unwrap().registries.known;
+        assert!(known["localhost:5000"].plain_http && known["localhost:5000"].login.is_none());
+        let login = known["ghcr.io"].login.clone().unwrap();
+        assert_eq!((login.user.as_str(), login.password.as_str()), ("me", "s3cret"));
+        assert!(!known["ghcr.io"].plain_http);
+        std::fs::write(&logins, r#"{"auths":{"ghcr.io":{"auth":"nothing"}}}"#).unwrap();
+        assert!(Config::load(&args, &around(&[])).is_err());
     }
 
     #[test]

@@ -249,7 +249,8 @@ impl Progress {
 pub(crate) struct Outlet(pub(crate) mpsc::Sender<io::Result<Bytes>>);
 
 impl Outlet {
-    fn send(&self, chunk: Bytes) -> io::Result<()> {
+    /// Sends a piece; fails if nobody takes it any more.
+    pub(crate) fn send(&self, chunk: Bytes) -> io::Result<()> {
         self.0.blocking_send(Ok(chunk)).map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 }

@@ -22,6 +22,7 @@ mod sh;
 mod signals;
 mod socket;
 mod streams;
+mod templates;
 mod terminal;
 mod units;
 
@@ -59,6 +60,7 @@ fn main() -> ExitCode {
         Action::Kill(args) => (args.client.json, commands::kill(&args)),
         Action::Default(args) => (args.client.json, commands::default(&args)),
         Action::Stats(args) => (args.json, commands::stats(&args)),
+        Action::Template(action) => (action.is_json(), templates::template(&action)),
         Action::Port(args) => (args.client.json, port::port(&args)),
         Action::Events(args) => (args.client.json, commands::events(&args)),
         Action::Completions(args) => (false, reference::completions(&args)),

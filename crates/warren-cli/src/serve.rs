@@ -15,6 +15,7 @@ use warren::backend::{FakeBackend, HostBackend, HostConfig, LinuxBackend};
 use warren::layers::Layers;
 use warren::store::sqlite::{Retention, SqliteStore};
 use warren::store::{Image, Store};
+use warren::template::Templates;
 use warren::{DefaultSandboxManager, IsolationBackend, Shutdown};
 use warren_api::e2b;
 use warren_api::journal::{KEPT_ANSWERS, KEPT_EVENTS};
@@ -97,11 +98,15 @@ async fn run(
     let retention = Retention { events: KEPT_EVENTS, answers: KEPT_ANSWERS };
     let store = SqliteStore::open_keeping(&config.state_dir.join("warren.db"), retention);
     let store = Arc::new(store.map_err(warren::SandboxError::from)?);
-    let (manager, image) = manager(config, backends, &store).await?;
+    let (manager, image) = manager(config, backends.clone(), &store).await?;
     let options = Options {
         keys: Some(keys),
         allowed_hosts: config.allowed_hosts.clone(),
         journal: Some(store),
+        templates: backends.iter().find_map(|backend| {
+            let layers = backend.layers()?.clone();
+            Some(Templates::new(layers, Arc::clone(backend), config.registries.clone()))
+        }),
     };
     let api = Api::new(Arc::new(manager.clone()), options);
     for record in image.iter().flat_map(|image| &image.sandboxes) {

@@ -605,19 +605,41 @@ fn fill(file: &mut File, header: &Header, input: &mut impl Read) -> Result<()> {
 ///
 /// Links are packed as links and followed nowhere. What cannot be read is counted and left out.
 pub fn pack(output: &mut impl Write, source: OwnedFd, name: &[u8]) -> Result<Moved> {
+    pack_as(output, source, name, None)
+}
+
+/// As [`pack`], with these permissions for everything, if any are given.
+pub fn pack_as(
+    output: &mut impl Write,
+    source: OwnedFd,
+    name: &[u8],
+    mode: Option<u32>,
+) -> Result<Moved> {
     let mut moved = Moved::default();
     let stat = rustix::fs::fstat(&source).map_err(|error| call(name, error))?;
     if FileType::from_raw_mode(stat.st_mode).is_dir() {
-        pack_tree(output, source, &mut moved)?;
+        pack_tree(output, source, mode, &mut moved)?;
     } else {
-        pack_file(output, name, File::from(source), &stat, &mut moved)?;
+        pack_file(output, name, File::from(source), &moded(stat, mode), &mut moved)?;
     }
     let end = [0; 2 * BLOCK];
     output.write_all(&end).map_err(|error| call(b"", error))?;
     Ok(moved)
 }
 
-fn pack_tree(output: &mut impl Write, top: OwnedFd, moved: &mut Moved) -> Result<()> {
+fn moded(mut stat: Stat, mode: Option<u32>) -> Stat {
+    if let Some(mode) = mode {
+        stat.st_mode = stat.st_mode & !0o7777 | mode & 0o777;
+    }
+    stat
+}
+
+fn pack_tree(
+    output: &mut impl Write,
+    top: OwnedFd,
+    mode: Option<u32>,
+    moved: &mut Moved,
+) -> Result<()> {
     let top = Dir::new(top).map_err(|error| call(b"", error))?;
     let mut levels = vec![(top, 0)];
     let mut path = Vec::new();
@@ -634,6 +656,7 @@ fn pack_tree(output: &mut impl Write, top: OwnedFd, moved: &mut Moved) -> Result
         }
         let place = dir.fd().map_err(|error| call(&path, error))?;
         let Ok(stat) = rustix::fs::statat(place, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+        let stat = moded(stat, mode);
         if !path.is_empty() {
             path.push(b'/');
         }
@@ -652,7 +675,7 @@ fn pack_tree(output: &mut impl Write, top: OwnedFd, moved: &mut Moved) -> Result
                 });
                 match file {
                     Some((file, stat)) => {
-                        pack_file(output, &path, File::from(file), &stat, moved)?;
+                        pack_file(output, &path, File::from(file), &moded(stat, mode), moved)?;
                     }
                     None => moved.skipped += 1,
                 }

@@ -4,6 +4,7 @@
 //! is enough for an embedder; [`backend`] holds the ways of walling a sandbox off from the host;
 //! [`layers`] keeps the files that sandboxes stand on, and [`image`] brings them from elsewhere;
 //! [`manager`] gives sandboxes to clients and takes them back; [`store`] keeps what outlives it;
+//! [`template`] builds what sandboxes are made from by name;
 //! [`shell`] runs commands in one shell that keeps its state.
 
 pub mod backend;
@@ -15,6 +16,7 @@ pub mod profile;
 pub mod shell;
 pub mod snapshot;
 pub mod store;
+pub mod template;
 
 pub use contract::*;
 pub use manager::{DefaultSandboxManager, Shutdown};

@@ -7,6 +7,7 @@ mod sandboxes;
 mod sessions;
 pub mod shells;
 mod system;
+pub mod templates;
 pub mod wire;
 
 use std::time::{Duration, Instant};
@@ -71,6 +72,7 @@ fn parts(api: &Api) -> (Router<Api>, Document) {
         .routes(routes!(execs::stream))
         .routes(routes!(execs::attach))
         .merge(files::router())
+        .merge(templates::patient())
         .routes(routes!(ports::open))
         .route("/v1/sandboxes/{id}/ports/{port}/", any(ports::forward))
         .route("/v1/sandboxes/{id}/ports/{port}/{*path}", any(ports::forward));
@@ -95,6 +97,7 @@ fn parts(api: &Api) -> (Router<Api>, Document) {
         .routes(routes!(system::get_default, system::set_default, system::unset_default))
         .routes(routes!(system::stats))
         .routes(routes!(system::cleanup))
+        .merge(templates::prompt())
         .route_layer(from_fn(hurry));
     let open = OpenApiRouter::new().routes(routes!(system::health));
     OpenApiRouter::with_openapi(Description::openapi())

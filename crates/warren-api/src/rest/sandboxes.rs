@@ -9,7 +9,11 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use tokio::sync::oneshot;
 use uuid::Uuid;
-use warren::{AttachRequest, ExecContext, Sandbox, SandboxId, SandboxSession, SandboxSpec};
+use warren::layers::Held;
+use warren::template::Defaults;
+use warren::{
+    AttachRequest, Base, ExecContext, Sandbox, SandboxError, SandboxId, SandboxSession, SandboxSpec,
+};
 
 use super::wire::{
     AcquiredView, AttachBody, CreateSandboxBody, ExecBody, ExecView, ListParams, Page,
@@ -45,12 +49,17 @@ pub(crate) async fn create(
     headers: HeaderMap,
     body: Body<CreateSandboxBody>,
 ) -> Result<Response, ApiError> {
-    let (spec, options) = (checked(&who, &body.value)?, body.value.options()?);
+    let (mut spec, options) = (checked(&who, &body.value)?, body.value.options()?);
+    let ground = ground(&api, &who, &body.value, &mut spec).await?;
     let key = idempotency::key(&headers)?;
     let work = {
         let (api, who) = (api.clone(), who.clone());
         async move {
-            let (session, sandbox) = api.acquire(&who, &spec, &options).await?;
+            let (session, sandbox) = api.acquire_on(&who, &spec, &ground.base, &options).await?;
+            if let Err(error) = api.begin(&*sandbox, &ground.defaults).await {
+                api.undo(&session).await;
+                return Err(error);
+            }
             let view = acquired(&api, &session, &*sandbox, None);
             Answer::json(StatusCode::CREATED, &view).map(|answer| (session, answer))
         }
@@ -79,6 +88,31 @@ pub(crate) async fn create(
     });
     let answer = answer.await.map_err(|_| ApiError::internal("the work was given up"))?;
     answer.map(|(_, answer)| answer.into_response(false))
+}
+
+/// What a sandbox is made from.
+#[derive(Default)]
+struct Ground {
+    base: Base,
+    defaults: Defaults,
+    /// Keeps the layers until the sandbox does.
+    _held: Held,
+}
+
+/// Finds the template that is asked for, and puts what it has below what the spec says.
+async fn ground(
+    api: &Api,
+    who: &Principal,
+    body: &CreateSandboxBody,
+    spec: &mut SandboxSpec,
+) -> Result<Ground, ApiError> {
+    let Some(name) = body.template.clone() else { return Ok(Ground::default()) };
+    let (templates, tenant) = (api.templates()?.clone(), Arc::clone(&who.tenant));
+    let found = tokio::task::spawn_blocking(move || templates.hold(&tenant, &name)).await;
+    let (template, held) = found.map_err(|error| ApiError::internal(&error.to_string()))??;
+    template.defaults.apply(spec);
+    spec.validate()?;
+    Ok(Ground { base: template.base, defaults: template.defaults, _held: held })
 }
 
 /// Checks what only the operator may ask for, and returns the spec.
@@ -352,6 +386,14 @@ pub(super) async fn join(
     id: SandboxId,
     body: AttachBody,
 ) -> Result<AcquiredView, ApiError> {
+    if body.create.as_ref().is_some_and(|create| create.template.is_some()) {
+        return Err(SandboxError::invalid(
+            "create.template",
+            "a sandbox with an id of its own is made from no template",
+            "create one without choosing its id",
+        )
+        .into());
+    }
     let spec = checked(who, &body.create.unwrap_or_default())?;
     let known = api.sandbox(who, &id).await;
     let (client_id, made) = match (known, body.create_if_missing) {

@@ -56,7 +56,11 @@ pub struct CreateSandboxBody {
     /// A name to call it by: the label `name`, unique among the caller's sandboxes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The profile that it starts from; `default` if absent.
+    /// The template that it is made from: its name, with a tag or without, or its id. What is said
+    /// here holds over what the template has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub template: Option<String>,
+    /// The profile that it starts from; `default` if absent, or the template's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
     /// Where commands run that do not say; `/workspace` if absent.
@@ -155,17 +159,24 @@ fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
 
 impl LimitsBody {
     fn limits(&self) -> ResourceLimits {
-        let default = ResourceLimits::default();
-        ResourceLimits {
-            max_memory_bytes: self.max_memory_bytes.unwrap_or(default.max_memory_bytes),
-            max_cpu_time_ms: self.max_cpu_time_ms.unwrap_or(default.max_cpu_time_ms),
-            max_wall_time_ms: self.max_wall_time_ms.unwrap_or(default.max_wall_time_ms),
-            max_processes: self.max_processes.unwrap_or(default.max_processes),
-            max_open_files: self.max_open_files.unwrap_or(default.max_open_files),
-            max_output_bytes: self.max_output_bytes.unwrap_or(default.max_output_bytes),
-            max_write_bytes: self.max_write_bytes.unwrap_or(default.max_write_bytes),
-            cpu_weight: self.cpu_weight.unwrap_or(default.cpu_weight),
-        }
+        let mut limits = ResourceLimits::default();
+        self.lay_over(&mut limits);
+        limits
+    }
+
+    /// Puts what is said here over what holds otherwise.
+    pub(crate) fn lay_over(&self, limits: &mut ResourceLimits) {
+        let before = limits.clone();
+        *limits = ResourceLimits {
+            max_memory_bytes: self.max_memory_bytes.unwrap_or(before.max_memory_bytes),
+            max_cpu_time_ms: self.max_cpu_time_ms.unwrap_or(before.max_cpu_time_ms),
+            max_wall_time_ms: self.max_wall_time_ms.unwrap_or(before.max_wall_time_ms),
+            max_processes: self.max_processes.unwrap_or(before.max_processes),
+            max_open_files: self.max_open_files.unwrap_or(before.max_open_files),
+            max_output_bytes: self.max_output_bytes.unwrap_or(before.max_output_bytes),
+            max_write_bytes: self.max_write_bytes.unwrap_or(before.max_write_bytes),
+            cpu_weight: self.cpu_weight.unwrap_or(before.cpu_weight),
+        };
     }
 
     /// Tells whether a limit is taken away.

@@ -8,4 +8,5 @@ mod lists;
 mod quotas;
 mod sessions;
 mod support;
+mod templates;
 mod tenants;

@@ -10,6 +10,9 @@ use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use tower::ServiceExt as _;
 use warren::backend::FakeBackend;
+use warren::image::Registries;
+use warren::layers::Layers;
+use warren::template::Templates;
 use warren::{DefaultSandboxManager, PoolConfig, SandboxManagerConfig};
 use warren_api::journal::MemoryJournal;
 use warren_api::keys::{Keys, Quotas};
@@ -61,6 +64,12 @@ impl Answer {
     }
 }
 
+/// Templates whose steps would run in sandboxes that are none.
+fn templates(backend: &FakeBackend, state: &tempfile::TempDir) -> Templates {
+    let layers = Layers::open(state.path().join("storage")).expect("a store of layers");
+    Templates::new(layers, Arc::new(backend.clone()), Registries::default())
+}
+
 impl Daemon {
     pub(crate) async fn new() -> Self {
         Self::with(SandboxManagerConfig::default()).await
@@ -84,6 +93,7 @@ impl Daemon {
         let options = Options {
             keys: Some(Keys::at(state.path().join("keys.json"))),
             journal: Some(Arc::clone(&journal) as _),
+            templates: Some(templates(&backend, &state)),
             ..Options::default()
         };
         let api = Api::new(Arc::new(manager.clone()), options);

@@ -49,6 +49,14 @@ fn named() -> Vec<(&'static str, &'static str, Value)> {
         ("POST", "/v1/sandboxes/{sandbox}/shells/{name}/stream", json!({ "command": "true" })),
         ("POST", "/v1/sandboxes/{sandbox}/shells/{name}/interrupt", none()),
         ("POST", "/v1/sandboxes", json!({ "select": { "preferred_id": "{sandbox}" } })),
+        ("POST", "/v1/sandboxes", json!({ "template": "{sandbox}" })),
+        ("GET", "/v1/templates/{name}", none()),
+        ("DELETE", "/v1/templates/{name}", none()),
+        ("PUT", "/v1/templates/{name}/tags/{tag}", none()),
+        ("DELETE", "/v1/templates/{name}/tags/{tag}", none()),
+        ("GET", "/v1/templates/builds/{sandbox}", none()),
+        ("DELETE", "/v1/templates/builds/{sandbox}", none()),
+        ("PUT", "/v1/templates/builds/{sandbox}/files", none()),
         ("PUT", "/v1/default", json!({ "sandbox_id": "{sandbox}" })),
         ("GET", "/v1/sessions/{session}", none()),
         ("DELETE", "/v1/sessions/{session}", none()),
@@ -71,7 +79,7 @@ async fn ask(
 ) -> Answer {
     let fill = |text: &str| {
         let text = text.replace("{sandbox}", sandbox).replace("{session}", session);
-        let text = text.replace("{name}", "main").replace("{exec}", "exec-1");
+        let text = text.replace("{name}", "main").replace("{exec}", "exec-1").replace("{tag}", "t");
         text.replace("{port}", "80").replace("{path}", "a//%ff?b")
     };
     let body = match body {

@@ -13,3 +13,4 @@ mod serve;
 mod service;
 mod shells;
 mod support;
+mod templates;

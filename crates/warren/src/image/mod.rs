@@ -26,6 +26,7 @@ pub use manifest::ImageConfig;
 pub use pull::{Image, Progress, import, pull};
 pub use registry::{KnownRegistry, Login, Registries};
 pub use source::{Reference, Source};
+pub(crate) use unpack::decompressed;
 pub use unpack::{Bounds, Onto, Owners, Unpacked, unpack};
 
 use std::io;

@@ -73,6 +73,16 @@ pub struct Login {
     pub password: String,
 }
 
+impl Login {
+    /// Reads one as HTTP and Docker's files have it: base64 of `user:password`.
+    pub fn decode(text: &str) -> Option<Self> {
+        let pair = base64::engine::general_purpose::STANDARD.decode(text.trim()).ok()?;
+        let pair = String::from_utf8(pair).ok()?;
+        let (user, password) = pair.split_once(':')?;
+        Some(Self { user: user.to_owned(), password: password.to_owned() })
+    }
+}
+
 impl fmt::Debug for Login {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Login").field("user", &self.user).finish_non_exhaustive()

@@ -135,7 +135,7 @@ pub fn unpack(input: impl Read, onto: &Onto<'_>) -> Result<Unpacked, ImageError>
 }
 
 /// Returns a reader of what is in a stream, told by its first bytes.
-pub(super) fn decompressed<'a>(
+pub(crate) fn decompressed<'a>(
     input: &'a mut impl BufRead,
 ) -> Result<Box<dyn Read + 'a>, ImageError> {
     let read = |error| ImageError::call("read the layer", error);

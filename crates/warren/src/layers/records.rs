@@ -97,7 +97,8 @@ impl Records {
         Ok(records)
     }
 
-    fn ids(&self) -> Result<BTreeSet<String>> {
+    /// Lists what records there are.
+    pub(crate) fn ids(&self) -> Result<BTreeSet<String>> {
         let entries = match fs::read_dir(&self.directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
             other => other.map_err(|error| failed("list", &self.directory, error))?,

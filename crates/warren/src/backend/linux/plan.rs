@@ -125,6 +125,8 @@ pub(crate) fn plan(inputs: &Inputs<'_>, host: &impl Look) -> Result<Plan> {
         writable.map(|(mount, _)| mount.target.clone()).collect::<Vec<_>>()
     };
     let mut writable: Vec<String> = match users {
+        // The root of an image is the sandbox's own, as far as the rights of its files go.
+        Users::One if !inputs.base.layers.is_empty() => vec!["/".to_owned()],
         Users::One => ["/dev", "/proc"].map(str::to_owned).to_vec(),
         // What cannot be written is so by its mount; all else is root's.
         Users::Several { .. } => vec!["/".to_owned()],
