@@ -398,7 +398,7 @@ mod tests {
         let left = directory.path().join(STAGING).join("left");
         fs::create_dir_all(left.join("tree/locked")).unwrap();
         fs::write(left.join("tree/locked/file"), "x").unwrap();
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0);
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o0);
         fs::set_permissions(left.join("tree/locked"), mode).unwrap();
         let other = Layers::open(directory.path()).unwrap();
         assert!(!left.exists());
