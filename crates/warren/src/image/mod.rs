@@ -23,7 +23,7 @@ mod unpack;
 
 pub use digest::{Digest, Hashing};
 pub use manifest::ImageConfig;
-pub use pull::{Image, Progress, import, pull};
+pub use pull::{Image, Progress, pull};
 pub use registry::{KnownRegistry, Login, Registries};
 pub use source::{Reference, Source};
 pub(crate) use unpack::decompressed;
@@ -100,6 +100,11 @@ impl ImageError {
     pub(crate) fn call(action: impl Into<String>, source: impl Into<io::Error>) -> Self {
         Self::Call { action: action.into(), source: source.into() }
     }
+}
+
+/// Says that whoever asked wants no more.
+fn stopped() -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionAborted, "nobody waits for it any more")
 }
 
 impl From<Trouble> for ImageError {

@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::os::fd::AsFd;
 
 use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
 
 use super::layout::{Contents, Files};
 use super::manifest::{Descriptor, ImageConfig};
@@ -51,15 +52,17 @@ pub enum Progress {
     },
 }
 
-/// Brings a root into the store, unless it is there already. Blocks.
+/// Brings a root into the store, unless it is there already. Blocks, until `stop` is cancelled at most.
 pub fn pull(
     source: &Source,
     layers: &Layers,
     registries: &Registries,
     bounds: Bounds,
+    stop: &CancellationToken,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Image, SandboxError> {
-    let mut puller = Puller { layers, bounds, progress, image: Vec::new(), held: Held::default() };
+    let (image, held) = (Vec::new(), Held::default());
+    let mut puller = Puller { layers, bounds, stop, progress, image, held };
     let config = match source {
         Source::Registry(reference) => puller.registry(reference, registries)?,
         Source::Files { path, reference } => {
@@ -78,26 +81,25 @@ pub fn pull(
     Ok(Image { layers: puller.image, config, held: puller.held })
 }
 
-/// Brings an archive that somebody sent, by what is in it. Blocks.
-pub fn import(
-    archive: File,
-    reference: Option<&str>,
-    layers: &Layers,
-    bounds: Bounds,
-    progress: &mut dyn FnMut(Progress),
-) -> Result<Image, SandboxError> {
-    let mut puller = Puller { layers, bounds, progress, image: Vec::new(), held: Held::default() };
-    let plain = super::layout::plain(archive, layers.root(), bounds.bytes)?;
-    let config = puller.files(&Files::archive(plain)?, reference)?;
-    Ok(Image { layers: puller.image, config, held: puller.held })
-}
-
 struct Puller<'a> {
     layers: &'a Layers,
     bounds: Bounds,
+    stop: &'a CancellationToken,
     progress: &'a mut dyn FnMut(Progress),
     image: Vec<LayerId>,
     held: Held,
+}
+
+/// A reader that fails once it is told to stop.
+struct Stoppable<'a, R>(R, &'a CancellationToken);
+
+impl<R: Read> Read for Stoppable<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.1.is_cancelled() {
+            return Err(super::stopped());
+        }
+        self.0.read(buffer)
+    }
 }
 
 /// What is remembered of a part of an image.
@@ -113,7 +115,7 @@ impl Puller<'_> {
         reference: &Reference,
         registries: &Registries,
     ) -> Result<ImageConfig, SandboxError> {
-        let mut pull = Pull::new(reference, registries)?;
+        let mut pull = Pull::new(reference, registries, self.stop)?;
         let (manifest, config) = pull.manifest()?;
         let count = manifest.layers.len();
         let mut chain = None;
@@ -188,7 +190,7 @@ impl Puller<'_> {
             owners: Owners::of_layers(),
             bounds: self.bounds,
         };
-        let unpacked = unpack::unpack(input.take(most), &onto)?;
+        let unpacked = unpack::unpack(Stoppable(input.take(most), self.stop), &onto)?;
         if let Some(layer) = descriptor {
             if unpacked.size != layer.size {
                 let why = format!("it has not the {} bytes that the manifest says", layer.size);

@@ -29,6 +29,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+use tokio_util::sync::CancellationToken;
 
 use super::manifest::{
     self, Config, Descriptor, Found, MANIFESTS, MAX_DOCUMENT, MAX_INDEXES, Manifest,
@@ -102,6 +103,7 @@ struct Reach {
 pub(super) struct Pull<'a> {
     runtime: Runtime,
     reference: &'a Reference,
+    stop: &'a CancellationToken,
     login: Option<Login>,
     reach: Reach,
     authorities: Option<PathBuf>,
@@ -116,12 +118,17 @@ impl fmt::Debug for Pull<'_> {
 }
 
 impl<'a> Pull<'a> {
-    pub(super) fn new(reference: &'a Reference, known: &Registries) -> Result<Self, ImageError> {
+    pub(super) fn new(
+        reference: &'a Reference,
+        known: &Registries,
+        stop: &'a CancellationToken,
+    ) -> Result<Self, ImageError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let named = known.known.get(&reference.registry);
         Ok(Self {
             runtime: runtime.map_err(|error| ImageError::call("start a client", error))?,
             reference,
+            stop,
             login: named.and_then(|named| named.login.clone()),
             reach: Reach {
                 anywhere: named.is_some(),
@@ -162,12 +169,17 @@ impl<'a> Pull<'a> {
     /// Begins to read a layer. Whether it is the one that was named shows at its end.
     pub(super) fn layer(&mut self, layer: &Descriptor) -> Result<impl Read + '_, ImageError> {
         let response = self.get("blobs", layer.digest.as_str(), "*/*")?;
-        Ok(Body { runtime: &self.runtime, body: response.into_body(), piece: Bytes::new() })
+        Ok(self.body(response))
+    }
+
+    fn body(&self, response: Response<Incoming>) -> Body<'_> {
+        let (body, piece) = (response.into_body(), Bytes::new());
+        Body { runtime: &self.runtime, stop: self.stop, body, piece }
     }
 
     fn document(&mut self, kind: &str, name: &str, accept: &str) -> Result<Vec<u8>, ImageError> {
         let response = self.get(kind, name, accept)?;
-        let body = Body { runtime: &self.runtime, body: response.into_body(), piece: Bytes::new() };
+        let body = self.body(response);
         read_all(body, kind)
     }
 
@@ -232,7 +244,7 @@ impl<'a> Pull<'a> {
         if response.status() != StatusCode::OK {
             return Err(self.denied());
         }
-        let body = Body { runtime: &self.runtime, body: response.into_body(), piece: Bytes::new() };
+        let body = self.body(response);
         let token: Token = manifest::parse(&read_all(body, "token")?, "the token")?;
         let token = token.token.or(token.access_token).filter(|token| !token.is_empty());
         Ok(format!("Bearer {}", token.ok_or_else(|| self.denied())?))
@@ -300,10 +312,9 @@ impl<'a> Pull<'a> {
                 send(&self.runtime, stream, request).await
             }
         };
-        timeout(PATIENCE, answered)
-            .await
-            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
-            .map_err(failed)
+        let answered = self.stop.run_until_cancelled(timeout(PATIENCE, answered)).await;
+        let answered = answered.ok_or_else(|| failed(super::stopped()))?;
+        answered.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(failed)
     }
 
     /// Connects to one of the addresses that may be talked to.
@@ -386,6 +397,7 @@ struct Token {
 /// The body of an answer, read as it comes.
 struct Body<'a> {
     runtime: &'a Runtime,
+    stop: &'a CancellationToken,
     body: Incoming,
     piece: Bytes,
 }
@@ -393,8 +405,9 @@ struct Body<'a> {
 impl Read for Body<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.piece.is_empty() {
-            let next = self.runtime.block_on(async { timeout(PATIENCE, self.body.frame()).await });
-            match next.map_err(|_| io::ErrorKind::TimedOut)? {
+            let next = async { timeout(PATIENCE, self.body.frame()).await };
+            let next = self.runtime.block_on(self.stop.run_until_cancelled(next));
+            match next.ok_or_else(super::stopped)?.map_err(|_| io::ErrorKind::TimedOut)? {
                 None => return Ok(0),
                 Some(frame) => {
                     let frame = frame.map_err(io::Error::other)?;

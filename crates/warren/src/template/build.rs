@@ -482,23 +482,20 @@ impl Templates {
                 };
                 let inner = Arc::clone(&self.inner);
                 let listener = Arc::clone(build);
+                let stop = build.cancel.clone();
                 let work = move || {
-                    image::pull(
-                        &source,
-                        &inner.layers,
-                        &inner.registries,
-                        Bounds::default(),
-                        &mut |p| {
-                            listener.say("base", LogLevel::Info, &progress(&p));
-                        },
-                    )
+                    let (layers, known) = (&inner.layers, &inner.registries);
+                    image::pull(&source, layers, known, Bounds::default(), &stop, &mut |progress| {
+                        listener.say("base", LogLevel::Info, &told(&progress));
+                    })
                 };
-                let pulled = tokio::task::spawn_blocking(work);
-                let image = tokio::select! {
-                    image = pulled => image
-                        .map_err(|error| SandboxError::Internal { message: error.to_string() })??,
-                    () = build.cancel.cancelled() => return Err(cancelled()),
-                };
+                let image = tokio::task::spawn_blocking(work).await;
+                let image =
+                    image.map_err(|error| SandboxError::Internal { message: error.to_string() })?;
+                if build.cancel.is_cancelled() {
+                    return Err(cancelled());
+                }
+                let image = image?;
                 let user = image
                     .config
                     .user
@@ -829,7 +826,8 @@ async fn run(
     })
 }
 
-fn progress(progress: &Progress) -> String {
+/// Says how far a pull has come.
+fn told(progress: &Progress) -> String {
     match progress {
         Progress::Layer { number, count, bytes: Some(bytes) } => {
             format!("layer {number} of {count}: {bytes} bytes to read")

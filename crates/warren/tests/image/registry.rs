@@ -9,8 +9,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
+use tokio_util::sync::CancellationToken;
 use warren::SandboxError;
-use warren::image::{Digest, KnownRegistry, Login, Registries};
+use warren::image::{Bounds, Digest, KnownRegistry, Login, Registries, Source, pull};
 
 use crate::oci::{Layout, architecture, descriptor, tool};
 use crate::sources::Place;
@@ -389,4 +390,24 @@ fn a_registry_that_lies_leaves_nothing() {
     }
     let name = "127.0.0.1:1/x/y:1";
     place.pull_with(name, &known("127.0.0.1:1", true, None)).expect_err("nobody listens");
+}
+
+#[test]
+fn a_registry_that_never_answers_holds_up_nobody_who_wants_no_more() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let host = listener.local_addr().unwrap().to_string();
+    let source: Source = format!("{host}/x/y:1").parse().unwrap();
+    let (place, registries) = (Place::new(), known(&host, true, None));
+    let stop = CancellationToken::new();
+    let error = std::thread::scope(|scope| {
+        let pulled = scope.spawn(|| {
+            pull(&source, &place.layers, &registries, Bounds::default(), &stop, &mut |_| {})
+        });
+        let _asked = listener.accept().unwrap();
+        stop.cancel();
+        pulled.join().unwrap().map(|image| image.layers).unwrap_err()
+    });
+    let chain = format!("{:#}", anyhow::Error::from(error));
+    assert!(chain.contains("nobody waits"), "{chain}");
+    place.assert_empty();
 }

@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
+use tokio_util::sync::CancellationToken;
 use warren::backend::LinuxBackend;
 use warren::image::{Bounds, Image, Progress, Registries, Source, pull};
 use warren::layers::Layers;
@@ -44,9 +45,11 @@ impl Place {
     ) -> Result<(Image, usize), SandboxError> {
         let source: Source = source.parse().map_err(SandboxError::from)?;
         let mut unpacked = 0;
-        let image = pull(&source, &self.layers, registries, Bounds::default(), &mut |progress| {
-            unpacked += usize::from(matches!(progress, Progress::Layer { .. }));
-        })?;
+        let stop = CancellationToken::new();
+        let image =
+            pull(&source, &self.layers, registries, Bounds::default(), &stop, &mut |progress| {
+                unpacked += usize::from(matches!(progress, Progress::Layer { .. }));
+            })?;
         Ok((image, unpacked))
     }
 
