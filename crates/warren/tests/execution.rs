@@ -138,9 +138,10 @@ mod linux {
         let id = Some(place.id.clone());
         let options = CreateOptions { id, persistent: true, accept_missing, ..Default::default() };
         let sandbox = backend.create_sandbox_with(&place.spec, &options).await.unwrap();
-        let eat =
-            "eat() { python3 -c 'b=bytearray(40<<20); b[::4096]=b[::4096]; import time; time.sleep(9)'; }
-                   eat & eat & eat & wait; exit 1";
+        // None of them has too much; when one of them is gone, the others go by themselves.
+        let eat = "python3 -c 'import os\nr, w = os.pipe()\nfor i in range(4):\n if os.fork() == 0:\n  \
+                   os.close(w); x = b\"x\" * (30 << 20); os.read(r, 1); os._exit(0)\n\
+                   s = os.wait()[1]\nos.close(w)\nfor i in range(3): os.wait()\nexit(s != 0)'; exit 1";
         let many = "for i in $(seq 40); do sleep 2 & done; wait";
         let fill = "head -c 20000000 /dev/zero > /workspace/big";
         let killed = start(&*sandbox, &sh("sleep 60"), &ExecOptions::default()).await;

@@ -32,8 +32,10 @@ fn soon(what: &str, is_so: impl Fn() -> bool) {
 fn e4_a_client_ends_with_every_byte_although_the_daemon_was_killed_in_the_middle_of_the_stream() {
     let mut daemon = linux();
     daemon.ok(&["create", "--name", "box", "--max-output", "100M"]);
+    // It does not end before it may, however long a daemon takes to start.
     let script = "i=0; while [ $i -lt 4000 ]; do i=$((i+1)); echo \"line $i\"; echo \"side $i\" >&2; \
-                  [ $((i % 8)) = 0 ] && sleep 0.005; done; exit 7";
+                  [ $((i % 8)) = 0 ] && sleep 0.005; \
+                  [ $i = 3500 ] && until [ -e /tmp/go ]; do sleep 0.02; done; done; exit 7";
     let out = std::fs::File::create(daemon.place.path("out")).unwrap();
     let err = std::fs::File::create(daemon.place.path("err")).unwrap();
     let mut client = daemon.place.warren(&["exec", "box", "--", "sh", "-c", script]);
@@ -45,6 +47,7 @@ fn e4_a_client_ends_with_every_byte_although_the_daemon_was_killed_in_the_middle
         daemon = Daemon::start_in(daemon.end("KILL").1.into_place(), &[]);
         assert!(client.try_wait().unwrap().is_none(), "control: it was in the middle of it");
     }
+    daemon.ok(&["exec", "box", "--", "touch", "/tmp/go"]);
     let status = client.wait().unwrap();
     let read = |name| std::fs::read_to_string(daemon.place.path(name)).unwrap();
     let lines = |word: &str| (1..=4000).map(|i| format!("{word} {i}\n")).collect::<String>();

@@ -203,8 +203,11 @@ impl Host {
         let mut host = Self { who, dir, before: Remains::default(), _turn: turn };
         let binary = std::env::var_os("WARREN_BIN").unwrap_or(env!("CARGO_BIN_EXE_warren").into());
         for (name, from) in [("warren", PathBuf::from(binary)), ("probe", built_probe())] {
-            let copied = fs::copy(&from, host.path(name));
-            copied.unwrap_or_else(|e| panic!("cannot copy {}: {e}", from.display()));
+            // A link where one can be: what is tested is large, and there are hundreds of tests.
+            if fs::hard_link(&from, host.path(name)).is_err() {
+                let copied = fs::copy(&from, host.path(name));
+                copied.unwrap_or_else(|e| panic!("cannot copy {}: {e}", from.display()));
+            }
             set_mode(&host.path(name), 0o755);
         }
         fs::create_dir(host.path("home")).unwrap();
