@@ -41,6 +41,12 @@ pub(crate) struct Record {
     pub(crate) state: State,
     pub(crate) allow_internet: Option<bool>,
     pub(crate) network: Option<Network>,
+    /// Who runs commands where nobody says, by its template.
+    #[serde(default)]
+    pub(crate) user: Option<String>,
+    /// Where commands run where nobody says, by its template.
+    #[serde(default)]
+    pub(crate) workdir: Option<String>,
     pub(crate) cpus: u32,
     pub(crate) memory_mb: u64,
     pub(crate) disk_mb: u64,

@@ -7,6 +7,7 @@ mod life;
 mod list;
 mod sandboxes;
 mod snapshots;
+mod templates;
 pub(crate) mod wire;
 
 use std::collections::HashMap;
@@ -51,6 +52,7 @@ struct Inner {
     sandboxes: Mutex<HashMap<String, Arc<Live>>>,
     /// Some sandbox has another end than before.
     changed: Notify,
+    workshop: Mutex<templates::Workshop>,
 }
 
 /// A sandbox that E2B's clients know, running or paused.
@@ -123,7 +125,13 @@ impl Control {
             }
         }
         let changed = Notify::new();
-        let inner = Inner { api: api.clone(), settings, sandboxes: Mutex::new(sandboxes), changed };
+        let inner = Inner {
+            api: api.clone(),
+            settings,
+            sandboxes: Mutex::new(sandboxes),
+            changed,
+            workshop: Mutex::default(),
+        };
         let this = Self(Arc::new(inner));
         this.forget_lost().await?;
         let api = &this.0.api;
@@ -236,8 +244,8 @@ impl Control {
             traffic_token: record.traffic_token,
             host_mask: mask,
             env: record.env.into_iter().collect(),
-            user: "user".to_owned(),
-            workdir: None,
+            user: record.user.unwrap_or_else(|| "user".to_owned()),
+            workdir: record.workdir,
             over,
         })
     }
@@ -277,7 +285,15 @@ pub fn router(control: &Control) -> Router {
         .route("/sandboxes/{id}/fork", post(snapshots::fork))
         .route("/sandboxes/{id}/snapshots", post(snapshots::create))
         .route("/snapshots", get(snapshots::list))
+        .route("/templates", get(templates::list))
+        .route("/v3/templates", post(templates::announce))
+        .route("/templates/aliases/{name}", get(templates::alias))
+        .route("/templates/tags", post(templates::tag).delete(templates::untag))
         .route("/templates/{id}", delete(snapshots::delete))
+        .route("/templates/{id}/tags", get(templates::tags))
+        .route("/templates/{id}/files/{hash}", get(templates::files))
+        .route("/v2/templates/{id}/builds/{build}", post(templates::start))
+        .route("/templates/{id}/builds/{build}/status", get(templates::status))
         .route("/sandboxes/{id}/network", put(sandboxes::set_network))
         .route("/sandboxes/{id}/metrics", get(list::metrics))
         .route("/sandboxes/{id}/logs", get(list::logs))
@@ -285,6 +301,7 @@ pub fn router(control: &Control) -> Router {
         .route_layer(from_fn_with_state(api.clone(), authenticate))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(from_fn_with_state(api.clone(), refuse_browsers))
+        .merge(Router::new().route("/templates/files/{token}", put(templates::send)))
         .layer(from_fn(in_their_words))
         .route("/health", get(async || StatusCode::NO_CONTENT))
         .with_state(control.clone());

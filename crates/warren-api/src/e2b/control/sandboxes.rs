@@ -1,5 +1,6 @@
 //! Sandboxes, one at a time.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use chrono::Utc;
+use warren::template::Template;
 use warren::{
     ForkOptions, ResourceLimits, Sandbox, SandboxSelectionOptions, SandboxSession, SandboxSpec,
     Snapshot,
@@ -178,8 +180,16 @@ fn wanted(body: &NewSandbox, generation: Generation) -> Result<Wanted, ApiError>
 pub(super) struct Origin {
     id: String,
     alias: Option<String>,
-    /// What it was, if it is to be as another one was.
-    snapshot: Option<Snapshot>,
+    ground: Ground,
+}
+
+/// What a sandbox stands on.
+#[derive(Debug, Clone)]
+enum Ground {
+    Host,
+    /// It is to be as another one was.
+    Snapshot(Box<Snapshot>),
+    Template(Box<Template>),
 }
 
 impl Control {
@@ -187,32 +197,52 @@ impl Control {
     pub(super) async fn origin(&self, who: &Principal, name: &str) -> Result<Origin, ApiError> {
         if name.strip_suffix(":default").unwrap_or(name) == BASE {
             let (id, alias) = (BASE.to_owned(), Some(BASE.to_owned()));
-            return Ok(Origin { id, alias, snapshot: None });
+            return Ok(Origin { id, alias, ground: Ground::Host });
         }
         if let Some(snapshot) = self.find_snapshot(who, name).await? {
-            return Ok(Origin { id: name.to_owned(), alias: None, snapshot: Some(snapshot) });
+            let ground = Ground::Snapshot(Box::new(snapshot));
+            return Ok(Origin { id: name.to_owned(), alias: None, ground });
         }
-        let shown: String = name.chars().take(128).collect();
-        let message = format!("template '{shown}' not found");
-        Err(ApiError::new(StatusCode::NOT_FOUND, "not_found", message))
+        let template = self.find_template(who, name)?;
+        let alias = Some(template.name.clone());
+        Ok(Origin {
+            id: template.name.clone(),
+            alias,
+            ground: Ground::Template(Box::new(template)),
+        })
     }
 
     /// Makes a sandbox and writes down what is said of it.
     async fn make(&self, who: &Principal, wanted: Wanted, name: &str) -> Result<Record, ApiError> {
         let origin = self.origin(who, name).await?;
-        let spec = spec();
+        let mut spec = spec();
         let fresh = SandboxSelectionOptions {
             require_fresh: true,
             use_pool: true,
             ..SandboxSelectionOptions::default()
         };
-        let (session, sandbox) = match &origin.snapshot {
-            None => self.api().acquire(who, &spec, &fresh).await?,
-            Some(snapshot) => self.fork_one(who, snapshot).await?,
+        let (mut user, mut workdir, mut env) = (None, None, BTreeMap::new());
+        let (session, sandbox) = match &origin.ground {
+            Ground::Host => self.api().acquire(who, &spec, &fresh).await?,
+            Ground::Snapshot(snapshot) => self.fork_one(who, snapshot).await?,
+            Ground::Template(template) => {
+                let defaults = &template.defaults;
+                defaults.apply(&mut spec);
+                let made = self.api().acquire_on(who, &spec, &template.base, &fresh).await?;
+                if let Err(error) = self.api().begin(&*made.1, defaults).await {
+                    self.api().undo(&made.0).await;
+                    return Err(error);
+                }
+                user.clone_from(&defaults.user);
+                workdir = defaults.workdir.as_ref().map(|path| path.display().to_string());
+                env.extend(defaults.environment.iter().cloned());
+                made
+            }
         };
         let Wanted { timeout_s, access_token, traffic_token, on_timeout, auto_resume, body } =
             wanted;
         let now = Utc::now();
+        env.extend(body.env_vars.unwrap_or_default());
         let record = Record {
             sandbox: sandbox.id().clone(),
             session: session.session_id.clone(),
@@ -221,7 +251,9 @@ impl Control {
             template: origin.id,
             alias: origin.alias,
             metadata: body.metadata.unwrap_or_default(),
-            env: body.env_vars.unwrap_or_default(),
+            env,
+            user,
+            workdir,
             access_token,
             traffic_token,
             started_at: now,

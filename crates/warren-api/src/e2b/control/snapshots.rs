@@ -216,6 +216,14 @@ pub(super) async fn delete(
         control.api().manager().remove_snapshot(&owner, snapshot.id.as_str()).await?;
         return Ok(StatusCode::NO_CONTENT);
     }
-    control.origin(&who, &id).await?;
-    Err(bad_request("this template cannot be deleted"))
+    if id == super::sandboxes::BASE {
+        return Err(bad_request("this template cannot be deleted"));
+    }
+    let template = control.find_template(&who, &id)?;
+    // By its name all that have it go, whatever their tags.
+    let name = if id.contains(':') { id } else { template.name };
+    let templates = control.api().templates()?.clone();
+    let gone = tokio::task::spawn_blocking(move || templates.remove(&who.tenant, &name)).await;
+    gone.map_err(|error| ApiError::internal(&error.to_string()))??;
+    Ok(StatusCode::NO_CONTENT)
 }
