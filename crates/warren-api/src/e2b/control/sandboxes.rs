@@ -87,11 +87,11 @@ async fn create(
     let api = control.api().clone();
     let work = {
         let (control, who) = (control.clone(), who.clone());
-        async move {
+        Box::pin(async move {
             let record = control.make(&who, wanted, &body.value.template_id).await?;
             let view = SandboxView::of(&record, control.domain());
             Ok((record, Answer::json(StatusCode::CREATED, &view)?))
-        }
+        })
     };
     let Some(key) = key else {
         // To its end, even if the client hangs up: an SDK that tries again does not know this one, and

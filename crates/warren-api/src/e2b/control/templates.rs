@@ -40,6 +40,9 @@ const LIKE_THE_HOST: [&str; 3] = ["e2bdev/base", "e2bdev/base:latest", "ubuntu:2
 /// What a tenant sent for its builds, by the hash that its SDK made of it.
 type Named = (String, String);
 
+/// The commands of a build and who runs them, by the number of their step.
+type Commands = HashMap<String, (String, String)>;
+
 /// What is known of builds beside what the library knows.
 #[derive(Debug, Default)]
 pub(super) struct Workshop {
@@ -47,8 +50,7 @@ pub(super) struct Workshop {
     ages: VecDeque<Named>,
     /// Who may send what, by a token that the address carries.
     expected: VecDeque<(String, Named)>,
-    /// The commands of a build and who runs them, by the number of their step.
-    plans: VecDeque<(Uuid, HashMap<String, (String, String)>)>,
+    plans: VecDeque<(Uuid, Commands)>,
 }
 
 impl Workshop {
@@ -129,7 +131,7 @@ impl Control {
     pub(super) fn find_template(&self, who: &Principal, name: &str) -> Result<Template, ApiError> {
         let templates = self.api().templates().map_err(|_| no_template(name))?;
         let name = named(who, name)?;
-        Ok(templates.find(&who.tenant, &name.to_string()).map_err(|_| no_template(&name.name))?)
+        templates.find(&who.tenant, &name.to_string()).map_err(|_| no_template(&name.name))
     }
 }
 
