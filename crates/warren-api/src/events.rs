@@ -56,6 +56,15 @@ pub enum EventKind {
     /// A session ended.
     #[serde(rename = "session.ended")]
     SessionEnded,
+    /// A snapshot of a sandbox was taken.
+    #[serde(rename = "snapshot.created")]
+    SnapshotCreated,
+    /// A snapshot of a sandbox was removed.
+    #[serde(rename = "snapshot.removed")]
+    SnapshotRemoved,
+    /// A sandbox went back to what it was.
+    #[serde(rename = "sandbox.restored")]
+    SandboxRestored,
 }
 
 impl EventKind {
@@ -68,6 +77,9 @@ impl EventKind {
             Self::SessionDetached => "session.detached",
             Self::SessionSuspended => "session.suspended",
             Self::SessionEnded => "session.ended",
+            Self::SnapshotCreated => "snapshot.created",
+            Self::SnapshotRemoved => "snapshot.removed",
+            Self::SandboxRestored => "sandbox.restored",
         }
     }
 }
@@ -266,6 +278,18 @@ impl Events {
         gone
     }
 
+    /// Notes something that happened to a session's sandbox.
+    pub(crate) fn happened(&self, kind: EventKind, session: &SandboxSession) {
+        self.happened_to(kind, &session.sandbox_id, &session.client_id);
+    }
+
+    /// Notes something that happened to a sandbox, or to what was kept of one.
+    pub(crate) fn happened_to(&self, kind: EventKind, sandbox: &SandboxId, owner: &str) {
+        let mut log = self.log();
+        log.push(kind, sandbox, None, owner);
+        self.tell(&log);
+    }
+
     fn tell(&self, log: &Log) {
         self.noted.send_if_modified(|last| std::mem::replace(last, log.last) != log.last);
     }
@@ -433,7 +457,11 @@ impl Noted {
     /// Returns what is to be known from now on.
     fn notes(&self) -> impl Iterator<Item = (String, Option<Value>)> {
         let state = match self.kind {
-            EventKind::SandboxCreated | EventKind::SandboxDestroyed => None,
+            EventKind::SandboxCreated
+            | EventKind::SandboxDestroyed
+            | EventKind::SandboxRestored
+            | EventKind::SnapshotCreated
+            | EventKind::SnapshotRemoved => None,
             EventKind::SessionActive => Some(SessionState::Active),
             EventKind::SessionDetached => Some(SessionState::Detached),
             EventKind::SessionSuspended => Some(SessionState::Suspended),

@@ -9,10 +9,12 @@ use clap::{Args, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
 use warren::{BindMount, Limit};
 
+use crate::commit::CommitArgs;
 use crate::execs::{ExecArgs, LogsArgs, PsArgs, ShellArgs, SignalArgs, WaitArgs};
 use crate::failure::Failure;
 use crate::file_args::{CpArgs, FilesAction};
 use crate::port::PortArgs;
+use crate::snapshots::{DiffArgs, ForkArgs, RestoreArgs, SnapshotAction};
 use crate::templates::TemplateAction;
 use crate::units::{self, Cap};
 
@@ -101,6 +103,24 @@ pub(crate) enum Action {
     Suspend(TargetArgs),
     /// Let the processes of a sandbox continue.
     Resume(TargetArgs),
+    /// Save sandboxes, and look after what was saved.
+    #[command(subcommand)]
+    Snapshot(SnapshotAction),
+    /// Make sandboxes that are as another is now, or as a snapshot says, and print their ids.
+    ///
+    /// All of them are made, or none unless --partial is given.
+    Fork(ForkArgs),
+    /// Make a sandbox what a snapshot says: its processes end, and it keeps its id and its name.
+    Restore(RestoreArgs),
+    /// Go back to the last savepoint of a sandbox (`exec --savepoint`, `snapshot create --savepoint`).
+    Undo(TargetArgs),
+    /// List what was added (A), changed (M) and removed (D) in a sandbox, with sizes.
+    Diff(DiffArgs),
+    /// Take changes of a sandbox over into a directory of this host: all of them, or none.
+    ///
+    /// A file that was changed on both sides is a conflict, and nothing is done. The caller's own rights
+    /// are used, and no link is followed.
+    Commit(CommitArgs),
     /// End sandboxes.
     Kill(KillArgs),
     /// Show, set or unset the sandbox that `exec` uses when none is named.

@@ -104,7 +104,7 @@ fn all(client: &Client, query: &str) -> Result<Vec<Value>, Failure> {
 }
 
 /// Escapes what has a meaning in a query.
-fn escaped(text: &str) -> String {
+pub(crate) fn escaped(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     let escape = |byte| if plain(byte) { char::from(byte).into() } else { format!("%{byte:02X}") };
     text.bytes().map(escape).collect()

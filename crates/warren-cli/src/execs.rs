@@ -27,6 +27,7 @@ use crate::commands::{age, chrono_now, find, printed, read, show_object};
 use crate::failure::Failure;
 use crate::output::{self, say};
 use crate::signals::{self, Received, Signals};
+use crate::snapshots;
 use crate::streams::Stream;
 use crate::terminal::{self, RawMode};
 use crate::units::{self, Bytes, Cap};
@@ -71,6 +72,9 @@ pub(crate) struct ExecArgs {
     /// Go on when it has written all that it may, and forget the oldest.
     #[arg(long)]
     forget: bool,
+    /// Save the sandbox before, for `warren undo`, and say on stderr what the command changed.
+    #[arg(long, conflicts_with_all = ["json", "detach", "tty"])]
+    savepoint: bool,
     /// Name or id of the sandbox, or the beginning of one; the default sandbox if absent.
     sandbox: Option<String>,
     /// The command and its arguments.
@@ -257,11 +261,25 @@ fn body_of(args: &ExecArgs) -> Result<ExecBody, Failure> {
 /// `warren exec`.
 pub(crate) fn exec(args: &ExecArgs) -> Result<u8, Failure> {
     let client = Client::new(&args.client)?;
+    if args.savepoint {
+        let sandbox = sandbox(&client, args.sandbox.as_deref())?;
+        let saved = snapshots::savepoint(&client, &sandbox)?;
+        let code = run(args, &client)?;
+        let changed = snapshots::changes(&client, &sandbox, &format!("since={saved}"))?;
+        for line in snapshots::lines(&changed).lines() {
+            say(&format!("warren: {line}"));
+        }
+        return Ok(code);
+    }
+    run(args, &client)
+}
+
+fn run(args: &ExecArgs, client: &Client) -> Result<u8, Failure> {
     let command = body_of(args)?;
     let named = args.detach || args.id.is_some() || args.tty;
     if args.client.json && !named {
         return crate::commands::exec_whole(
-            &client,
+            client,
             args.sandbox.as_deref(),
             command,
             args.stdin,
@@ -271,7 +289,7 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<u8, Failure> {
     if args.tty {
         terminal::require()?;
     }
-    let sandbox = sandbox(&client, args.sandbox.as_deref())?;
+    let sandbox = sandbox(client, args.sandbox.as_deref())?;
     let body = StartExecBody {
         id: args.id.clone(),
         command: command.clone(),
@@ -285,7 +303,7 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<u8, Failure> {
         Err(failure) if failure.is("unsupported") && !named => {
             // A backend without logs: all of the output at the end.
             let target = args.sandbox.as_deref();
-            return crate::commands::exec_whole(&client, target, command, args.stdin, false);
+            return crate::commands::exec_whole(client, target, command, args.stdin, false);
         }
         other => other?,
     };
@@ -298,7 +316,7 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<u8, Failure> {
     }
     let path = format!("/v1/sandboxes/{sandbox}/execs/{}", exec.id);
     let mode = if args.tty { Mode::Terminal } else { Mode::Pipes { stdin: args.stdin } };
-    let seen = join(&client, &path, mode)?;
+    let seen = join(client, &path, mode)?;
     if args.id.is_none() && matches!(seen, Seen::End(_)) {
         // Nobody knows its name, so nobody will ask for it again.
         let _ = client.delete(&path);

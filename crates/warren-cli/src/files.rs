@@ -214,10 +214,10 @@ fn watch(args: &FilesWatchArgs) -> Result<u8, Failure> {
 
 /// A bar on a terminal, and nothing elsewhere.
 #[derive(Clone)]
-struct Progress(ProgressBar);
+pub(crate) struct Progress(ProgressBar);
 
 impl Progress {
-    fn hidden() -> Self {
+    pub(crate) fn hidden() -> Self {
         Self(ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden()))
     }
 
@@ -270,7 +270,7 @@ impl Write for Counted<'_> {
     }
 }
 
-fn pour(mut from: impl Read, to: &Outlet, bar: &Progress) -> Result<(), Failure> {
+pub(crate) fn pour(mut from: impl Read, to: &Outlet, bar: &Progress) -> Result<(), Failure> {
     loop {
         let mut chunk = vec![0; CHUNK];
         match from.read(&mut chunk) {

@@ -3,6 +3,7 @@
 mod args;
 mod client;
 mod commands;
+mod commit;
 mod config;
 mod doctor;
 mod execs;
@@ -20,6 +21,7 @@ mod run;
 mod serve;
 mod sh;
 mod signals;
+mod snapshots;
 mod socket;
 mod streams;
 mod templates;
@@ -57,6 +59,12 @@ fn main() -> ExitCode {
         Action::Detach(args) => (args.client.json, commands::change(&args, "detach")),
         Action::Suspend(args) => (args.client.json, commands::change(&args, "suspend")),
         Action::Resume(args) => (args.client.json, commands::change(&args, "resume")),
+        Action::Snapshot(action) => (action.is_json(), snapshots::snapshot(&action)),
+        Action::Fork(args) => (args.client.json, snapshots::fork(&args)),
+        Action::Restore(args) => (args.client.json, snapshots::restore(&args)),
+        Action::Undo(args) => (args.client.json, snapshots::undo(&args)),
+        Action::Diff(args) => (args.client.json, snapshots::diff(&args)),
+        Action::Commit(args) => (args.client.json, commit::commit(&args)),
         Action::Kill(args) => (args.client.json, commands::kill(&args)),
         Action::Default(args) => (args.client.json, commands::default(&args)),
         Action::Stats(args) => (args.json, commands::stats(&args)),

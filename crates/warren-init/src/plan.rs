@@ -130,6 +130,8 @@ pub struct Overlay {
     pub target: String,
 }
 
+/// The directory of the scratch that holds the skeleton.
+pub const LOWER: &str = "lower";
 /// The directory of the scratch that holds what was written to the root.
 pub const UPPER: &str = "upper";
 /// The directory of the scratch that holds what was written to `/tmp`, where it is not the root's.

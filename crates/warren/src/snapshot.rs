@@ -4,6 +4,8 @@
 //! whole or not there at all; what a killed process left without a record is collected. Taking and
 //! restoring them is left to the backends, and who may do so to the manager.
 
+mod archive;
+
 use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
@@ -275,6 +277,75 @@ mod tests {
         assert_eq!(snapshots.expire(|id| *id == lives).unwrap(), 2);
         assert_eq!(snapshots.list(None).unwrap().len(), 2);
         assert_eq!(snapshots.savepoints(None, &lives).unwrap(), [last]);
+    }
+
+    /// Makes a tree of every kind of file.
+    fn furnish(root: &std::path::Path) {
+        use std::os::unix::fs::{PermissionsExt as _, symlink};
+        std::fs::create_dir_all(root.join("d/empty")).unwrap();
+        std::fs::write(root.join("d/file"), vec![7; 200_000]).unwrap();
+        std::fs::hard_link(root.join("d/file"), root.join("second")).unwrap();
+        symlink("/etc/passwd", root.join("link")).unwrap();
+        let sparse = std::fs::File::create(root.join("sparse")).unwrap();
+        sparse.set_len(1 << 33).unwrap();
+        rustix::fs::mknodat(
+            std::fs::File::open(root).unwrap(),
+            "fifo",
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RUSR,
+            0,
+        )
+        .unwrap();
+        std::fs::set_permissions(root.join("d/empty"), std::fs::Permissions::from_mode(0)).unwrap();
+    }
+
+    #[test]
+    fn what_is_exported_is_the_same_where_it_is_imported() {
+        let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let layers = Layers::open(here.path()).unwrap();
+        let snapshots = Snapshots::of(&layers);
+        let staging = layers.begin().unwrap();
+        furnish(&staging.path());
+        let (id, held) = staging.commit().unwrap();
+        let base = Base { changes: vec![id], ..Base::default() };
+        let capture = Capture { base, new_bytes: 1, paused: std::time::Duration::ZERO, held };
+        let sandbox = SandboxId::new();
+        let reserved = snapshots.reserve(None, "s").unwrap();
+        let put = reserved.put(&sandbox, SandboxSpec::default(), &capture, named("s")).unwrap();
+        let mut bytes = Vec::new();
+        let mut file = snapshots.export(None, "s").unwrap();
+        std::io::Read::read_to_end(&mut file, &mut bytes).unwrap();
+        assert!(bytes.len() < 100_000, "holes and repetition cost little");
+
+        let other = Snapshots::of(&Layers::open(there.path()).unwrap());
+        let got = other.import(Some("b"), None, &bytes[..]).unwrap();
+        assert_eq!((&got.base, &got.name, got.bytes), (&put.base, &put.name, put.bytes));
+        assert_ne!(got.id, put.id);
+        let tree = other.layers().path(&got.base.changes[0]);
+        assert_eq!(std::fs::read(tree.join("second")).unwrap(), vec![7; 200_000]);
+        let again = other.import(Some("b"), None, &bytes[..]).unwrap_err();
+        assert_eq!(again.code(), "already_exists");
+        assert_eq!(other.import(Some("b"), Some("t"), &bytes[..]).unwrap().new_bytes, 0);
+
+        // Whatever is wrong with it, nothing of it is left.
+        let mut plain = Vec::new();
+        zstd::stream::copy_decode(&bytes[..], &mut plain).unwrap();
+        let packed = |plain: &[u8]| zstd::stream::encode_all(plain, 1).unwrap();
+        assert!(other.import(Some("c"), None, &packed(&plain)[..]).is_ok(), "control");
+        other.remove(Some("c"), "s").unwrap();
+        for broken in 0..60 {
+            let mut plain = plain.clone();
+            let at = broken * plain.len() / 60;
+            plain[at] ^= 0x55;
+            assert!(other.import(Some("c"), None, &packed(&plain)[..]).is_err(), "byte {at}");
+        }
+        for cut in [0, 1, bytes.len() / 2, bytes.len() - 1] {
+            assert!(other.import(Some("c"), None, &bytes[..cut]).is_err(), "cut at {cut}");
+        }
+        let longer = packed(&[&plain[..], &[0; 512]].concat());
+        assert!(other.import(Some("c"), None, &longer[..]).is_err());
+        assert!(other.list(Some("c")).unwrap().is_empty());
+        assert_eq!(std::fs::read_dir(there.path().join("staging")).unwrap().count(), 0);
     }
 
     #[test]

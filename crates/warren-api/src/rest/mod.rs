@@ -6,6 +6,7 @@ pub(crate) mod ports;
 mod sandboxes;
 mod sessions;
 pub mod shells;
+pub mod snapshots;
 mod system;
 pub mod templates;
 pub mod wire;
@@ -71,6 +72,14 @@ fn parts(api: &Api) -> (Router<Api>, Document) {
         .routes(routes!(execs::log))
         .routes(routes!(execs::stream))
         .routes(routes!(execs::attach))
+        .routes(routes!(snapshots::create))
+        .routes(routes!(snapshots::restore))
+        .routes(routes!(snapshots::undo))
+        .routes(routes!(snapshots::fork))
+        .routes(routes!(snapshots::fork_snapshot))
+        .routes(routes!(snapshots::diff))
+        .routes(routes!(snapshots::export))
+        .routes(routes!(snapshots::import))
         .merge(files::router())
         .merge(templates::patient())
         .routes(routes!(ports::open))
@@ -87,6 +96,8 @@ fn parts(api: &Api) -> (Router<Api>, Document) {
         .routes(routes!(shells::list))
         .routes(routes!(shells::show, shells::close))
         .routes(routes!(shells::interrupt))
+        .routes(routes!(snapshots::list))
+        .routes(routes!(snapshots::show, snapshots::remove))
         .routes(routes!(sessions::list))
         .routes(routes!(sessions::show, sessions::terminate))
         .routes(routes!(sessions::attach))

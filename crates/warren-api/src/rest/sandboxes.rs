@@ -138,7 +138,7 @@ fn checked(who: &Principal, body: &CreateSandboxBody) -> Result<SandboxSpec, Api
     Ok(spec)
 }
 
-fn acquired(
+pub(super) fn acquired(
     api: &Api,
     session: &SandboxSession,
     sandbox: &dyn Sandbox,

@@ -7,6 +7,7 @@ mod idempotency;
 mod lists;
 mod quotas;
 mod sessions;
+mod snapshots;
 mod support;
 mod templates;
 mod tenants;

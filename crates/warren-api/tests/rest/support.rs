@@ -76,11 +76,12 @@ impl Daemon {
     }
 
     pub(crate) async fn with(config: SandboxManagerConfig) -> Self {
-        let backend = FakeBackend::new();
+        let state = tempfile::tempdir().expect("a directory");
+        let layers = Layers::open(state.path().join("storage")).expect("a store");
+        let backend = FakeBackend::new().with_layers(layers);
         let pool = PoolConfig { enabled: false, ..PoolConfig::default() };
         let config = SandboxManagerConfig { pool, ..config };
         let manager = DefaultSandboxManager::new(vec![Arc::new(backend.clone())], config);
-        let state = tempfile::tempdir().expect("a directory");
         Self::over(backend, manager, state, Arc::default()).await
     }
 

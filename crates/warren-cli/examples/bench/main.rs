@@ -7,6 +7,7 @@
 //! bench suspend N PLAN           suspend and resume of a sandbox with 10 processes
 //! bench stream BYTES PLAN        output of one command to the library, to the socket, and through a pipe
 //! bench scale N,N,... PLAN       what one more sandbox costs with so many alive, and what each holds
+//! bench snapshot N BYTES         forks on a base of so many bytes, snapshots, and copies of the same
 //! ```
 //!
 //! PLAN is a JSON file, the answer is JSON on stdout. What cannot be measured is in `errors`, with the reason.
@@ -14,6 +15,7 @@
 mod client;
 mod contender;
 mod scale;
+mod snapshot;
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
@@ -78,6 +80,7 @@ fn main() -> Result<()> {
             let counts: Result<Vec<usize>, _> = counts.split(',').map(str::parse).collect();
             scale::scale(&counts?, &read(plan)?)?
         }
+        ["snapshot", count, bytes] => snapshot::snapshot(count.parse()?, bytes.parse()?)?,
         _ => bail!("usage: see the head of crates/warren-cli/examples/bench/main.rs"),
     };
     let mut out = std::io::stdout().lock();

@@ -12,5 +12,6 @@ mod restart;
 mod serve;
 mod service;
 mod shells;
+mod snapshots;
 mod support;
 mod templates;

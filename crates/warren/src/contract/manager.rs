@@ -140,6 +140,27 @@ pub trait SandboxManager: Send + Sync {
         Err(no_snapshots())
     }
 
+    /// Writes a snapshot of a client to one file, which has no name and is read from its beginning.
+    async fn export_snapshot(
+        &self,
+        client_id: &str,
+        id: &str,
+    ) -> Result<std::fs::File, SandboxError> {
+        let _ = (client_id, id);
+        Err(no_snapshots())
+    }
+
+    /// Makes what was exported a snapshot of a client, under its own name or another.
+    async fn import_snapshot(
+        &self,
+        client_id: &str,
+        name: Option<String>,
+        from: Box<dyn std::io::Read + Send>,
+    ) -> Result<Snapshot, SandboxError> {
+        let _ = (client_id, name, from);
+        Err(no_snapshots())
+    }
+
     /// Returns all sessions.
     async fn list_sessions(&self) -> Result<Vec<SandboxSession>, SandboxError>;
 

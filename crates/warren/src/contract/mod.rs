@@ -47,5 +47,8 @@ pub use port::PortStream;
 pub use sandbox::Sandbox;
 pub use selection::{RequiredCapabilities, SandboxSelectionOptions};
 pub use session::{AttachRequest, AttachResult, SandboxSession, SessionState, SessionTimeouts};
-pub use snapshot::{Capture, ForkOptions, Snapshot, SnapshotId, SnapshotKind, SnapshotOptions};
+pub use snapshot::{
+    Capture, DiffEntry, DiffKind, DiffOptions, DiffSide, ForkOptions, Snapshot, SnapshotId,
+    SnapshotKind, SnapshotOptions,
+};
 pub use spec::{BindMount, SandboxSpec};

@@ -7,9 +7,9 @@ use async_trait::async_trait;
 use tokio::sync::mpsc;
 
 use super::{
-    Base, Capture, Command, Enforcement, ExecContext, ExecId, ExecOptions, ExecOutput, ExecReport,
-    FoundExec, PortStream, ResourceUsage, Result, SandboxCapabilities, SandboxError, SandboxFiles,
-    SandboxId, SandboxSpec, StreamOutput,
+    Base, Capture, Command, DiffEntry, DiffOptions, Enforcement, ExecContext, ExecId, ExecOptions,
+    ExecOutput, ExecReport, FoundExec, PortStream, ResourceUsage, Result, SandboxCapabilities,
+    SandboxError, SandboxFiles, SandboxId, SandboxSpec, StreamOutput,
 };
 
 /// One sandbox: a place on a host where commands run behind walls.
@@ -148,6 +148,20 @@ pub trait Sandbox: Send + Sync {
             feature: "going back".to_owned(),
             backend: self.capabilities().backend.clone(),
             hint: "make a new sandbox".to_owned(),
+        })
+    }
+
+    /// Lists what is otherwise now than in what `since` says, or than in what it was made from.
+    async fn diff(
+        &self,
+        since: Option<&Base>,
+        options: &DiffOptions,
+    ) -> Result<Vec<DiffEntry>, SandboxError> {
+        let _ = (since, options);
+        Err(SandboxError::Unsupported {
+            feature: "differences".to_owned(),
+            backend: self.capabilities().backend.clone(),
+            hint: "choose a backend that has snapshots, `linux` for one".to_owned(),
         })
     }
 

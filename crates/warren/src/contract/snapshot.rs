@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{Base, Result, SandboxError, SandboxId, SandboxSpec};
+use super::{Base, FileKind, Result, SandboxError, SandboxId, SandboxSpec};
 use crate::layers::Held;
 
 /// How long a name or a label may be.
@@ -158,4 +159,62 @@ pub struct ForkOptions {
     pub partial: bool,
     /// Labels that each of them gets, instead of those of its origin.
     pub labels: Option<HashMap<String, String>>,
+}
+
+/// What to compare, and how much of it to tell.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DiffOptions {
+    /// Only these paths and what is below them; all if empty.
+    pub paths: Vec<PathBuf>,
+    /// Whether to show how texts differ.
+    pub patch: bool,
+    /// Whether to digest the contents of files.
+    pub digests: bool,
+    /// How many differences to list at most.
+    pub limit: Option<usize>,
+}
+
+/// What became of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DiffKind {
+    /// It was not there before.
+    Added,
+    /// It is otherwise.
+    Changed,
+    /// It is not there any more.
+    Removed,
+}
+
+/// A file as it was or is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiffSide {
+    /// What it is.
+    pub kind: FileKind,
+    /// Its size in bytes, if it is a regular file.
+    pub size: u64,
+    /// Its permissions.
+    pub mode: u32,
+    /// Its owner, inside.
+    pub uid: u32,
+    /// Its group, inside.
+    pub gid: u32,
+    /// Where it leads, if it is a link.
+    pub target: Option<String>,
+    /// The SHA-256 of its contents, if that was asked for.
+    pub sha256: Option<String>,
+}
+
+/// One difference.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiffEntry {
+    /// Where.
+    pub path: PathBuf,
+    /// What became of it.
+    pub change: DiffKind,
+    /// As it was.
+    pub before: Option<DiffSide>,
+    /// As it is.
+    pub after: Option<DiffSide>,
+    /// How two texts differ, if that was asked for.
+    pub patch: Option<String>,
 }

@@ -14,7 +14,9 @@
 
 pub(crate) mod capture;
 mod copy;
+pub(crate) mod diff;
 pub(crate) mod records;
+pub(crate) mod stream;
 pub(crate) mod tree;
 
 pub(crate) use copy::copy;

@@ -12,10 +12,11 @@ use super::registry::Life;
 use super::session::Held;
 use crate::shell::is_shell;
 use crate::{
-    Base, Capture, Command, Enforcement, ExecContext, ExecEnd, ExecHandle, ExecId, ExecInfo,
-    ExecMeasure, ExecOptions, ExecOutput, ExecReport, FoundExec, LogRead, LogWait, PortStream,
-    ResourceUsage, Result, Sandbox, SandboxCapabilities, SandboxError, SandboxFiles, SandboxId,
-    SandboxSession, SessionState, SnapshotOptions, StreamOutput, TerminalSize,
+    Base, Capture, Command, DiffEntry, DiffOptions, Enforcement, ExecContext, ExecEnd, ExecHandle,
+    ExecId, ExecInfo, ExecMeasure, ExecOptions, ExecOutput, ExecReport, FoundExec, LogRead,
+    LogWait, PortStream, ResourceUsage, Result, Sandbox, SandboxCapabilities, SandboxError,
+    SandboxFiles, SandboxId, SandboxSession, SessionState, SnapshotOptions, StreamOutput,
+    TerminalSize,
 };
 
 /// A sandbox as its clients hold it.
@@ -306,6 +307,15 @@ impl Sandbox for Guarded {
 
     fn base(&self) -> Base {
         self.handle.base()
+    }
+
+    async fn diff(
+        &self,
+        since: Option<&Base>,
+        options: &DiffOptions,
+    ) -> Result<Vec<DiffEntry>, SandboxError> {
+        let _work = self.begin(Use::Looks)?;
+        self.handle.diff(since, options).await
     }
 
     async fn capture(&self) -> Result<Capture, SandboxError> {

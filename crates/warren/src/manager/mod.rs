@@ -942,6 +942,23 @@ impl SandboxManager for DefaultSandboxManager {
         Ok(self.inner.hand_out(self.inner.fork_snapshot(snapshot, options, client_id).await?))
     }
 
+    async fn export_snapshot(
+        &self,
+        client_id: &str,
+        id: &str,
+    ) -> Result<std::fs::File, SandboxError> {
+        self.inner.export_snapshot(client_id, id).await
+    }
+
+    async fn import_snapshot(
+        &self,
+        client_id: &str,
+        name: Option<String>,
+        from: Box<dyn std::io::Read + Send>,
+    ) -> Result<Snapshot, SandboxError> {
+        self.inner.import_snapshot(client_id, name, from).await
+    }
+
     async fn list_sessions(&self) -> Result<Vec<SandboxSession>, SandboxError> {
         let registry = self.inner.registry();
         let mut sessions: Vec<_> =

@@ -197,6 +197,39 @@ impl Inner {
         Ok(())
     }
 
+    pub(super) async fn export_snapshot(&self, client: &str, id: &str) -> Result<std::fs::File> {
+        let found = self.get_snapshot(client, id).await?;
+        let (stores, client) = (self.stores(), client.to_owned());
+        blocking(move || {
+            for layers in &stores {
+                let snapshots = Snapshots::of(layers);
+                match snapshots.export(Some(&client), found.id.as_str()) {
+                    Err(SandboxError::NotFound { what: "snapshot", .. }) => {}
+                    other => return other,
+                }
+            }
+            Err(SandboxError::NotFound { what: "snapshot", id: found.id.0 })
+        })
+        .await
+    }
+
+    pub(super) async fn import_snapshot(
+        self: &Arc<Self>,
+        client: &str,
+        name: Option<String>,
+        from: Box<dyn std::io::Read + Send>,
+    ) -> Result<Snapshot> {
+        self.enter()?;
+        let layers = self.stores().into_iter().next();
+        let layers = layers.ok_or_else(|| SandboxError::Unsupported {
+            feature: "snapshots".to_owned(),
+            backend: "only".to_owned(),
+            hint: "use a backend that keeps layers, `linux` for one".to_owned(),
+        })?;
+        let client = client.to_owned();
+        blocking(move || Snapshots::of(&layers).import(Some(&client), name.as_deref(), from)).await
+    }
+
     /// Makes sandboxes that are as the session's is now.
     pub(super) async fn fork(
         self: &Arc<Self>,

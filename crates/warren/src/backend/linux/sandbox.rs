@@ -36,10 +36,10 @@ use crate::backend::ExecPlan;
 use crate::layers::Held;
 use crate::profile::{self, Profile, ProfileUsers, capability_names};
 use crate::{
-    Base, Capture, Command, CreateOptions, Enforcement, ExecCause, ExecContext, ExecHandle, ExecId,
-    ExecOptions, ExecOutput, ExecReport, FoundExec, Layer, LogPiece, LogStream, LogWait,
-    PortStream, ResourceUsage, Result, Sandbox, SandboxCapabilities, SandboxError, SandboxFiles,
-    SandboxId, SandboxSpec, StreamOutput, TimeLimits,
+    Base, Capture, Command, CreateOptions, DiffEntry, DiffOptions, Enforcement, ExecCause,
+    ExecContext, ExecHandle, ExecId, ExecOptions, ExecOutput, ExecReport, FoundExec, Layer,
+    LogPiece, LogStream, LogWait, PortStream, ResourceUsage, Result, Sandbox, SandboxCapabilities,
+    SandboxError, SandboxFiles, SandboxId, SandboxSpec, StreamOutput, TimeLimits,
 };
 
 /// How long a killed sandbox may take to be gone.
@@ -847,6 +847,10 @@ impl Sandbox for LinuxSandbox {
 
     async fn capture(&self) -> Result<Capture> {
         self.capture_layers().await
+    }
+
+    async fn diff(&self, since: Option<&Base>, options: &DiffOptions) -> Result<Vec<DiffEntry>> {
+        self.compare(since, options).await
     }
 
     async fn rebase(&self, base: &Base) -> Result<()> {

@@ -22,10 +22,14 @@ use super::groups::Groups;
 use super::sandbox::{Instance, LinuxSandbox, State, lost};
 use super::{limits, plan};
 use crate::layers::capture::{self, Captured, Failure, Node, Previous, Source};
+use crate::layers::diff::{self, Stack, Tree};
 use crate::layers::tree::{self, Ids};
 use crate::layers::{Held, Layers, Staging};
 use crate::snapshot::Snapshots;
-use crate::{Base, Capture, LayerId, MAX_LAYERS, Result, SandboxError, SnapshotOptions};
+use crate::{
+    Base, Capture, DiffEntry, DiffOptions, LayerId, MAX_LAYERS, Result, SandboxError,
+    SnapshotOptions,
+};
 
 /// How many layers a chain of snapshots may have before everything is copied once more.
 const MAX_CHAIN: usize = 16;
@@ -127,6 +131,45 @@ impl LinuxSandbox {
         *self.core.tracked.lock().unwrap_or_else(PoisonError::into_inner) = Some(tracked);
         drop(state);
         Ok(capture)
+    }
+
+    /// Compares what it is with what it was.
+    pub(super) async fn compare(
+        &self,
+        since: Option<&Base>,
+        options: &DiffOptions,
+    ) -> Result<Vec<DiffEntry>> {
+        let layers = self.layers()?;
+        let state = self.core.state.lock().await;
+        if *state == State::Destroyed || self.has_ended() {
+            return Err(self.ended());
+        }
+        let instance = self.core.instance();
+        let base = instance.base_layers.clone();
+        let since = since.unwrap_or(&base).clone();
+        // What is compared with is not to go meanwhile.
+        let held = layers.hold(since.all())?;
+        let ids = instance.base.map_or_else(Ids::of_layers, Ids::From);
+        let (overlays, options) = (instance.overlays(), options.clone());
+        let scratch = self.scratch(&instance).await?;
+        let pause = self.pause(&instance, *state).await?;
+        let work = move || {
+            let _until_then = (pause, held);
+            let failed = |error: io::Error| lost("compare what the sandbox wrote", error);
+            let before = stack(&layers, &scratch, &since, &overlays, ids).map_err(failed)?;
+            let mut after = stack(&layers, &scratch, &base, &overlays, ids).map_err(failed)?;
+            let written = sources(&scratch, &base, &overlays).map_err(failed)?;
+            let written = written.into_iter().map(|source| {
+                let tag = format!("written {:?}", source.at);
+                let Source { dir, at, whole } = source;
+                std::rc::Rc::new(Tree { tag, dir, at, whole, ids })
+            });
+            after.0.splice(0..0, written);
+            diff::diff(&before, &after, &options).map_err(failed)
+        };
+        let done = tokio::task::spawn_blocking(work).await;
+        drop(state);
+        done.map_err(|error| SandboxError::Internal { message: error.to_string() })?
     }
 
     /// Has init hand out the filesystem of what is written. It may be an attacker who answers.
@@ -297,6 +340,40 @@ fn copy(
         }
         Err(Failure::At(path, error)) => Err(cannot_copy(path, error)),
     }
+}
+
+/// Opens the trees that a root stands on, the highest first.
+fn stack(
+    layers: &Layers,
+    scratch: &OwnedFd,
+    base: &Base,
+    overlays: &[init_plan::Overlay],
+    ids: Ids,
+) -> io::Result<Stack> {
+    let mut trees = Vec::new();
+    let root = |tag: String, dir: OwnedFd, ids: Ids| {
+        std::rc::Rc::new(Tree { tag, dir, at: Vec::new(), whole: false, ids })
+    };
+    let layer = |id: &LayerId| {
+        io::Result::Ok(root(id.to_string(), tree::open_root(&layers.path(id))?, Ids::of_layers()))
+    };
+    for id in base.changes.iter().rev() {
+        trees.push(layer(id)?);
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let skeleton = rustix::fs::openat(scratch, init_plan::LOWER, flags, Mode::empty())?;
+    trees.push(root("skeleton".to_owned(), skeleton, ids));
+    for id in base.layers.iter().rev() {
+        trees.push(layer(id)?);
+    }
+    for overlay in overlays {
+        let dir = tree::open_root(std::path::Path::new(&overlay.source))?;
+        let names = overlay.target.split('/').filter(|name| !name.is_empty());
+        let at = names.map(CString::new).collect::<Result<Vec<_>, _>>()?;
+        let tag = format!("host {}", overlay.source);
+        trees.push(std::rc::Rc::new(Tree { tag, dir, at, whole: false, ids: Ids::Same }));
+    }
+    Ok(Stack(trees))
 }
 
 fn cannot_copy(path: Vec<u8>, error: io::Error) -> SandboxError {
