@@ -231,7 +231,7 @@ fn an_image_that_is_not_what_it_says_is_refused_and_leaves_nothing() {
     ];
     for (name, why, damage) in damages {
         let place = Place::new();
-        let layout = Layout::new(&place.at("layout"), &[tar.clone()]);
+        let layout = Layout::new(&place.at("layout"), std::slice::from_ref(&tar));
         damage(&layout);
         let error = place.pull(layout.path.to_str().unwrap()).expect_err(name);
         assert!(error.to_string().contains(why), "{name}: {error}");
@@ -239,7 +239,7 @@ fn an_image_that_is_not_what_it_says_is_refused_and_leaves_nothing() {
     }
     // What a configuration promises of the archive itself is kept to as well.
     let place = Place::new();
-    let layout = Layout::new(&place.at("layout"), &[tar.clone()]);
+    let layout = Layout::new(&place.at("layout"), std::slice::from_ref(&tar));
     let other = place.at("lie");
     let mut lie = Layout::new(&other, &[Tar::default().file("f", "other").bytes()]);
     lie.layers = layout.layers;
