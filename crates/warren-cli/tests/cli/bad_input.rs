@@ -82,7 +82,7 @@ fn an_error_is_one_line_and_its_hint_another() {
         (
             &["--profile", "nope", "--", "true"],
             "error: invalid --profile: there is no profile `nope`\n\
-             hint: the profiles are default, permissive, strict\n",
+             hint: the profiles are default, dev, permissive, strict\n",
         ),
         (
             &["--memory", "0", "--", "true"],

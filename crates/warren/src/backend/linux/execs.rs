@@ -273,7 +273,6 @@ impl LinuxSandbox {
     ) -> Result<Hold> {
         let id = options.id.clone().unwrap_or_default();
         id.validate()?;
-        validate(options)?;
         let limit = limits.max_output_bytes;
         let fingerprint = fingerprint(&plan, options);
         let execs = self.execs();
@@ -470,7 +469,7 @@ fn open_log(path: &Path) -> io::Result<File> {
 }
 
 /// Checks what a caller asked of an exec beside its command.
-fn validate(options: &ExecOptions) -> Result<()> {
+pub(crate) fn validate(options: &ExecOptions) -> Result<()> {
     if options.note.as_ref().is_some_and(|note| note.len() > MAX_EXEC_NOTE) {
         let what = "the note of an exec".to_owned();
         return Err(SandboxError::TooLarge { what, limit: MAX_EXEC_NOTE as u64 });

@@ -23,7 +23,7 @@ use warren_init::protocol::{Done, Failure, Loopback, Proof, Report, Request, Sta
 
 use super::anchor::{self, Anchor, Home};
 use super::channel::{Channel, watch};
-use super::execs::{Execs, Hold, Keep};
+use super::execs::{self, Execs, Hold, Keep};
 use super::execution::{Execution, First, Sent, Stdio};
 use super::groups::{Groups, OnDrop, Refusals};
 use super::host::GroupSupport;
@@ -669,6 +669,7 @@ impl LinuxSandbox {
             }
         };
         let plan = ExecPlan::new(&spec, cmd, ctx)?;
+        execs::validate(options)?;
         if let Some(user) = &options.user {
             self.terms.check_user(&user.name)?;
         }
