@@ -19,6 +19,7 @@ mod proxy;
 mod quota;
 pub mod rest;
 pub mod server;
+pub mod tls;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;

@@ -174,6 +174,8 @@ pub(crate) async fn proxy(
     let request = outgoing(request, target, wanted.as_ref(), heard)?;
 
     let handshake = http1::Builder::new()
+        // As most clients write them, for a server that is told who it is and looks for `Host`.
+        .title_case_headers(target.host.is_some())
         .max_headers(MAX_HEADERS)
         .max_buf_size(MAX_HEAD)
         .handshake(TokioIo::new(stream))

@@ -1,6 +1,7 @@
 //! What can be written on the command line.
 
 use std::ffi::OsStr;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -275,6 +276,15 @@ pub(crate) struct ServeArgs {
     /// The domain below which ports of sandboxes have names, PORT-ID.DOMAIN; with --e2b.
     #[arg(long, value_name = "NAME", requires = "e2b")]
     pub(crate) e2b_domain: Option<String>,
+    /// Address to speak E2B on over TLS, for those names; with --e2b-domain.
+    #[arg(long, value_name = "ADDR", requires = "e2b_domain")]
+    pub(crate) e2b_tls: Option<SocketAddr>,
+    /// Certificate chain for the domain and `*.` below it, as PEM; one is made if there is none.
+    #[arg(long, value_name = "FILE", requires = "e2b_tls", requires = "e2b_cert_key")]
+    pub(crate) e2b_cert: Option<PathBuf>,
+    /// The key of that certificate, as PEM.
+    #[arg(long, value_name = "FILE", requires = "e2b_cert")]
+    pub(crate) e2b_cert_key: Option<PathBuf>,
 }
 
 /// Which settings to show.

@@ -21,6 +21,7 @@ use warren_api::e2b;
 use warren_api::journal::{KEPT_ANSWERS, KEPT_EVENTS};
 use warren_api::keys::{Keys, Quotas};
 use warren_api::server::Server;
+use warren_api::tls::{Certificate, TlsListener};
 use warren_api::{Api, Options, rest};
 
 use crate::args::ServeArgs;
@@ -124,8 +125,17 @@ async fn run(
         let router = match e2b_key {
             None => router,
             Some(key) => {
-                let settings = e2b::control::Settings { domain: args.e2b_domain.clone() };
+                let tls = e2b_tls(args, &config.state_dir).await?;
+                let port = match &tls {
+                    Some((_, 443)) | None => String::new(),
+                    Some((_, port)) => format!(":{port}"),
+                };
+                let domain = args.e2b_domain.as_ref().map(|domain| format!("{domain}{port}"));
+                let settings = e2b::control::Settings { domain };
                 let router = e2b::control::open(&api, settings).await?;
+                if let Some((tls, _)) = tls {
+                    server.serve(tls, router.clone());
+                }
                 let shown = format!(
                     "export E2B_API_URL=http://{address}\nexport E2B_SANDBOX_URL=http://{address}\n\
                      export E2B_API_KEY={key}\n"
@@ -161,6 +171,41 @@ async fn run(
         _ = interrupt.recv() => tracing::warn!("stopped at once"),
     }
     Ok(())
+}
+
+/// Listens for E2B over TLS, if that is asked for, and says on which port.
+///
+/// Without a certificate one is made, which those trust who are given the file beside the daemon's
+/// state: it is another after each start.
+async fn e2b_tls(
+    args: &ServeArgs,
+    state_dir: &Path,
+) -> Result<Option<(TlsListener, u16)>, Failure> {
+    let (Some(address), Some(domain)) = (args.e2b_tls, &args.e2b_domain) else { return Ok(None) };
+    let failed = |what: String| move |error: std::io::Error| Failure::system(&what, &error);
+    let read = |path: &Path| {
+        std::fs::read_to_string(path).map_err(failed(format!("cannot read {}", path.display())))
+    };
+    let certificate = match (&args.e2b_cert, &args.e2b_cert_key) {
+        (Some(chain), Some(key)) => Certificate { chain: read(chain)?, key: read(key)? },
+        _ => {
+            let made = Certificate::make(domain);
+            let (certificate, authority) =
+                made.map_err(failed(format!("cannot make a certificate for {domain}")))?;
+            let path = state_dir.join("e2b-ca.pem");
+            std::fs::write(&path, authority)
+                .map_err(failed(format!("cannot write {}", path.display())))?;
+            tracing::info!(authority = %path.display(), %domain, "made a certificate");
+            certificate
+        }
+    };
+    let listening = failed(format!("cannot listen on {address}"));
+    let tcp = TcpListener::bind(address).await.map_err(listening)?;
+    let port = tcp.local_addr().map_err(failed("cannot listen".to_owned()))?.port();
+    let listener = TlsListener::new(tcp, &certificate);
+    let listener = listener.map_err(failed("cannot use the certificate".to_owned()))?;
+    tracing::info!(%address, "listening over TLS");
+    Ok(Some((listener, port)))
 }
 
 /// Returns the key that E2B's SDKs are to use: the one of the start before, as long as it is good.
