@@ -12,6 +12,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
+use axum::http::Version;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
@@ -178,6 +179,11 @@ impl<S: Connection> Patient<S> {
     pub(crate) fn new(stream: S) -> Self {
         let hangup = Hangup::default();
         Self { stream, hangup, stalled: None, lingering: None, thrown_away: 0 }
+    }
+
+    /// Finds out which HTTP the other end wants to speak.
+    pub(crate) async fn agree(&mut self) -> io::Result<Version> {
+        self.stream.agree().await
     }
 
     /// Returns what cuts it off, once it is dropped.

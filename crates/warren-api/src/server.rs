@@ -1,15 +1,16 @@
 //! Connections: who is at the other end, how much they may send, and when they end.
 
 use std::io;
+use std::pin::Pin;
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::Request;
+use axum::http::{Request, Version};
 use hyper::body::Incoming;
-use hyper::server::conn::http1;
+use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use rustix::io::Errno;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
@@ -31,7 +32,9 @@ const REFUSAL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: appli
 /// How long the head of a request may take, and an idle connection may stay.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(15);
 const MAX_HEADERS: usize = 64;
-const MAX_HEAD: usize = 32 << 10;
+const MAX_HEAD: u32 = 32 << 10;
+/// How many requests one HTTP/2 connection has under way at once.
+const MAX_STREAMS: u32 = 100;
 /// How long to wait when the host has nothing left for a connection.
 const BREATHER: Duration = Duration::from_millis(100);
 
@@ -39,6 +42,11 @@ const BREATHER: Duration = Duration::from_millis(100);
 pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send + 'static {
     /// Has the other end see, when this is dropped, that it was cut off and did not just end.
     fn reset(&self) {}
+
+    /// Finds out which HTTP the other end wants to speak.
+    fn agree(&mut self) -> impl Future<Output = io::Result<Version>> + Send {
+        std::future::ready(Ok(Version::HTTP_11))
+    }
 }
 
 impl Connection for UnixStream {}
@@ -170,11 +178,18 @@ impl Server {
 
     async fn converse<S: Connection>(
         &self,
-        stream: Patient<S>,
+        mut stream: Patient<S>,
         peer: Peer,
         place: &Place,
         router: Router,
     ) {
+        let agreed = async { tokio::time::timeout(HEAD_TIMEOUT, stream.agree()).await };
+        let agreed = tokio::select! {
+            agreed = agreed => agreed,
+            () = place.leave.cancelled() => return,
+            () = self.closing.cancelled() => return,
+        };
+        let Ok(Ok(version)) = agreed else { return };
         let (seat, hangup) = (place.seat(), stream.hangup());
         let cut = hangup.clone();
         let service = service_fn(move |mut request: Request<Incoming>| {
@@ -183,20 +198,42 @@ impl Server {
             request.extensions_mut().insert(seat.clone());
             router.clone().oneshot(request.map(Body::new))
         });
+        let stream = TokioIo::new(stream);
+        if version == Version::HTTP_2 {
+            let connection = http2::Builder::new(TokioExecutor::new())
+                .timer(TokioTimer::new())
+                .max_concurrent_streams(MAX_STREAMS)
+                .max_header_list_size(MAX_HEAD)
+                // One that does not answer is gone.
+                .keep_alive_interval(HEAD_TIMEOUT)
+                .serve_connection(stream, service);
+            return self.see_through(connection, |it| it.graceful_shutdown(), place, &cut).await;
+        }
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(HEAD_TIMEOUT)
             .max_headers(MAX_HEADERS)
-            .max_buf_size(MAX_HEAD)
-            .serve_connection(TokioIo::new(stream), service)
+            .max_buf_size(MAX_HEAD as usize)
+            .serve_connection(stream, service)
             .with_upgrades();
+        self.see_through(connection, |it| it.graceful_shutdown(), place, &cut).await;
+    }
+
+    /// Serves a connection until it ends, or has no reason to go on.
+    async fn see_through<C: Future<Output = hyper::Result<()>>>(
+        &self,
+        connection: C,
+        end: impl FnOnce(Pin<&mut C>),
+        place: &Place,
+        cut: &Hangup,
+    ) {
         tokio::pin!(connection);
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,
             () = place.leave.cancelled() => return,
             () = cut.0.cancelled() => return,
             () = self.closing.cancelled() => {
-                connection.as_mut().graceful_shutdown();
+                end(connection.as_mut());
                 tokio::select! {
                     ended = connection => ended,
                     () = cut.0.cancelled() => return,

@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
+use axum::http::Version;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
@@ -72,7 +73,7 @@ impl Certificate {
             .with_no_client_auth()
             .with_single_cert(chain, key)
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         Ok(config)
     }
 }
@@ -153,6 +154,16 @@ impl Connection for Encrypted {
             Self::Open(stream) => stream.get_ref().0.reset(),
             Self::Failed => {}
         }
+    }
+
+    async fn agree(&mut self) -> io::Result<Version> {
+        let stream = std::future::poll_fn(|cx| self.poll_open(cx).map_ok(|_| ())).await;
+        stream?;
+        let protocol = match self {
+            Self::Open(stream) => stream.get_ref().1.alpn_protocol(),
+            Self::Greeting(_) | Self::Failed => None,
+        };
+        Ok(if protocol == Some(b"h2") { Version::HTTP_2 } else { Version::HTTP_11 })
     }
 }
 

@@ -56,7 +56,8 @@ pub(super) fn router(e2b: &E2b, control: Router) -> Router {
     Router::new().fallback(route).with_state(both)
 }
 
-async fn route(State(Both { e2b, control }): State<Both>, request: Request) -> Response {
+async fn route(State(Both { e2b, control }): State<Both>, mut request: Request) -> Response {
+    name_host(&mut request);
     match addressee(&request) {
         Ok(For::Control) => control.oneshot(request).await.into_response(),
         Ok(For::Sandbox(place)) => match e2b.0.directory.find(&place.id).await {
@@ -79,6 +80,16 @@ async fn route(State(Both { e2b, control }): State<Both>, request: Request) -> R
     }
 }
 
+/// Puts the name that a request was sent to where HTTP/1.1 has it: HTTP/2 has it in the address.
+fn name_host(request: &mut Request) {
+    let Some(name) = request.uri().authority().map(|name| name.as_str().to_owned()) else { return };
+    let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
+    if let (Ok(path), Ok(name)) = (path.parse(), HeaderValue::from_str(&name)) {
+        *request.uri_mut() = path;
+        request.headers_mut().entry(header::HOST).or_insert(name);
+    }
+}
+
 /// Finds out whom a request is for.
 fn addressee(request: &Request) -> Result<For, String> {
     let headers = request.headers();
@@ -92,9 +103,7 @@ fn addressee(request: &Request) -> Result<For, String> {
         (None, Some(_)) => return Err(format!("missing {SANDBOX_ID} header")),
         (None, None) => {}
     }
-    // HTTP/2 has the name in the address of the request.
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
-    let host = host.or_else(|| request.uri().authority().map(|name| name.as_str()));
     if let Some(place) = host.and_then(named) {
         return Ok(For::Sandbox(place));
     }
@@ -270,6 +279,7 @@ mod tests {
             for (name, value) in headers {
                 request.headers_mut().insert(name, value.parse().unwrap());
             }
+            name_host(&mut request);
             addressee(&request)
         };
         let sandbox = |id: &str, port| Ok(For::Sandbox(Place { id: id.to_owned(), port }));
