@@ -207,6 +207,7 @@ mod tests {
     use tokio_rustls::TlsConnector;
     use tokio_rustls::rustls::pki_types::ServerName;
     use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+    use tokio_util::task::TaskTracker;
 
     use super::*;
 
@@ -216,9 +217,10 @@ mod tests {
         let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = tcp.local_addr().unwrap();
         let listener = TlsListener::new(tcp, &certificate).unwrap();
-        tokio::spawn(async move {
+        let (tasks, more) = (TaskTracker::new(), TaskTracker::new());
+        tasks.spawn(async move {
             while let Ok((mut stream, _)) = listener.next().await {
-                tokio::spawn(async move {
+                more.spawn(async move {
                     let mut said = [0; 2];
                     if stream.read_exact(&mut said).await.is_ok() {
                         let _ = stream.write_all(&said).await;

@@ -100,9 +100,12 @@ async fn run(
     let store = SqliteStore::open_keeping(&config.state_dir.join("warren.db"), retention);
     let store = Arc::new(store.map_err(warren::SandboxError::from)?);
     let (manager, image) = manager(config, backends.clone(), &store).await?;
+    let mut allowed_hosts = config.allowed_hosts.clone();
+    // Where SDKs that are told a domain alone look for the control plane.
+    allowed_hosts.extend(args.e2b_domain.iter().map(|domain| format!("api.{domain}")));
     let options = Options {
         keys: Some(keys),
-        allowed_hosts: config.allowed_hosts.clone(),
+        allowed_hosts,
         journal: Some(store),
         templates: backends.iter().find_map(|backend| {
             let layers = backend.layers()?.clone();
