@@ -296,7 +296,8 @@ mod tests {
             0,
         )
         .unwrap();
-        std::fs::set_permissions(root.join("d/empty"), std::fs::Permissions::from_mode(0o000)).unwrap();
+        std::fs::set_permissions(root.join("d/empty"), std::fs::Permissions::from_mode(0o000))
+            .unwrap();
     }
 
     #[test]

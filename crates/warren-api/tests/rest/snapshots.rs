@@ -10,7 +10,7 @@ async fn run(daemon: &Daemon, sandbox: &str, script: &str) -> String {
     let body = json!({ "program": "sh", "args": ["-c", script] });
     let path = format!("/v1/sandboxes/{sandbox}/exec");
     let ran = daemon.call(ALICE, "POST", &path, body).await.expect(200);
-    ran["stdout"].as_str().unwrap().trim_end().to_owned()
+    ran["stdout"].as_str().expect("text").trim_end().to_owned()
 }
 
 async fn post(daemon: &Daemon, peer: Peer, path: &str, body: Value) -> (u16, Value) {

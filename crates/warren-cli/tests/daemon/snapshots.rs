@@ -1,7 +1,5 @@
 //! Snapshots, forks, differences and undo, with real sandboxes; and a daemon that is killed meanwhile.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test may panic as the test may")]
-
 use std::process::Stdio;
 use std::time::Duration;
 
