@@ -155,7 +155,7 @@ fn chosen_changes_are_taken_over_unless_both_sides_changed_them() {
     assert!(!at("src/new").exists(), "only said");
     assert_eq!(
         committed(&["commit", "--since", "start", "a", dir, "/workspace/sneaky"]),
-        "A sneaky\n"
+        "A sneaky"
     );
     let rest: Vec<_> = all.iter().copied().filter(|line| *line != "A sneaky").collect();
     // What a killed commit left is in nobody's way.
