@@ -136,6 +136,7 @@ fn apply(
     step("enter the new root", "", mount::pivot_to(root.as_fd()))?;
     drop(root);
     mask_proc(plan)?;
+    step("clear", "/dev", forget_masks(plan, scratch.as_fd()))?;
     step("open", "/dev/null", quiet_streams())?;
     lock_down(plan, work, &census)?;
     holds("the network namespace", way_out == Some(Errno::NETUNREACH.raw_os_error()))?;
@@ -507,6 +508,15 @@ fn new_boot_id() -> Vec<u8> {
     }
     text.push('\n');
     text.into_bytes()
+}
+
+/// Removes the names of what masks parts of `/proc`; it stays where it is mounted.
+fn forget_masks(plan: &Plan, scratch: BorrowedFd<'_>) -> io::Result<()> {
+    rustix::fs::unlinkat(scratch, "dev/.empty", AtFlags::REMOVEDIR)?;
+    if let Users::Several { .. } = plan.users {
+        rustix::fs::unlinkat(scratch, &BOOT_ID[1..], AtFlags::empty())?;
+    }
+    Ok(())
 }
 
 /// Mounts a view of `/proc` for init alone, in which no process can hide from it.
