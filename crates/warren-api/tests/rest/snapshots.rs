@@ -121,7 +121,7 @@ async fn what_cannot_be_is_refused_with_a_hint() {
     for (path, body, status, code) in [
         ("snapshots", json!({ "name": "taken" }), 409, "already_exists"),
         ("snapshots", json!({ "name": "../x" }), 400, "invalid_spec"),
-        ("snapshots", json!({ "nmae": "x" }), 400, "invalid_body"),
+        ("snapshots", json!({ "title": "x" }), 400, "invalid_body"),
         ("fork", json!({ "count": 0 }), 400, "invalid_spec"),
         ("fork", json!({ "count": 5000 }), 400, "invalid_spec"),
         ("fork", json!({ "labels": { "name": "x" } }), 400, "invalid_spec"),

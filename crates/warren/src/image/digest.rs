@@ -149,7 +149,7 @@ mod tests {
         let (bytes, digest) = reader.finish();
         assert_eq!((bytes, &digest), (3, &Digest::of(b"abc")));
         digest.check("it", Digest::of(b"abc")).unwrap();
-        let error = digest.check("the layer", Digest::of(b"abd")).unwrap_err();
+        let error = digest.check("the layer", Digest::of(b"abx")).unwrap_err();
         assert!(error.to_string().starts_with("the layer has the digest sha256:"), "{error}");
     }
 }
