@@ -26,16 +26,15 @@ struct Daemon {
 
 impl Daemon {
     fn start() -> Self {
-        Self::start_in(tempfile::tempdir().unwrap(), "127.0.0.1:0")
+        Self::start_in(tempfile::tempdir().unwrap(), "127.0.0.1:0", &[])
     }
 
-    fn start_in(directory: tempfile::TempDir, listen: &str) -> Self {
+    fn start_in(directory: tempfile::TempDir, listen: &str, more: &[&str]) -> Self {
         let mut command = warren(directory.path());
         let log =
             fs::OpenOptions::new().create(true).append(true).open(directory.path().join("log"));
-        let child =
-            command.args(["serve", "--e2b", "--listen", listen]).stderr(log.unwrap()).spawn();
-        let mut child = child.unwrap();
+        command.args(["serve", "--e2b", "--listen", listen]).args(more);
+        let mut child = command.stderr(log.unwrap()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let variables: Vec<_> = (0..3)
             .map(|_| {
@@ -59,7 +58,7 @@ impl Daemon {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
         let directory = std::mem::replace(&mut self.directory, tempfile::tempdir().unwrap());
-        let again = Self::start_in(directory, &address);
+        let again = Self::start_in(directory, &address, &[]);
         assert_eq!(again.variables, self.variables, "the key of the first start is still good");
         again
     }
@@ -206,6 +205,43 @@ mod needs_root_and_registries {
             let said = daemon.run(node(package, "control.mjs"));
             assert!(said.ends_with("done\n"), "{package}: {said}");
         }
+    }
+
+    #[test]
+    fn every_call_to_a_sandbox_works_with_the_python_sdks() {
+        let daemon = Daemon::start();
+        for package in PYTHON {
+            let said = daemon.run(python(package, "envd.py"));
+            assert!(said.ends_with("done\n"), "{package}: {said}");
+        }
+    }
+
+    #[test]
+    fn every_call_to_a_sandbox_works_with_the_js_sdks() {
+        let daemon = Daemon::start();
+        for package in NODE {
+            let said = daemon.run(node(package, "envd.mjs"));
+            assert!(said.ends_with("done\n"), "{package}: {said}");
+        }
+    }
+
+    #[test]
+    fn odd_frames_bodies_and_addresses_are_answered_by_errors_and_nothing_hangs() {
+        let daemon = Daemon::start();
+        let said = daemon.run(python(PYTHON[0], "protocol.py"));
+        assert_eq!(said, "done\n");
+    }
+
+    #[test]
+    fn ports_have_names_over_tls_with_a_token_and_another_host() {
+        let directory = tempfile::tempdir().unwrap();
+        let tls = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let address = tls.to_string();
+        let more = ["--e2b-domain", "e2b.test", "--e2b-tls", &address];
+        let daemon = Daemon::start_in(directory, "127.0.0.1:0", &more);
+        let mut script = python(PYTHON[0], "names.py");
+        script.arg(tls.port().to_string()).arg(daemon.directory.path().join("state/e2b-ca.pem"));
+        assert_eq!(daemon.run(script), "done\n");
     }
 
     #[test]
