@@ -434,6 +434,8 @@ fn read_all(body: impl Read, what: &str) -> Result<Vec<u8>, ImageError> {
 
 fn uri(text: &str) -> Result<Uri, ImageError> {
     let parsed = text.parse::<Uri>().ok().filter(|uri| uri.host().is_some());
+    // A word alone is taken for a host.
+    let parsed = parsed.filter(|uri| matches!(uri.scheme_str(), Some("http" | "https")));
     let parsed = parsed.filter(|uri| !uri.authority().is_some_and(|a| a.as_str().contains('@')));
     parsed.ok_or_else(|| {
         let shown: String = text.chars().take(200).collect();

@@ -373,7 +373,7 @@ async fn d2_a_record_is_there_before_the_kernel_is_touched() {
     let (session, _) = acquired.unwrap();
     assert_eq!(phase(), Some(Phase::Running));
     let record = store.image().sandboxes.remove(0);
-    assert_eq!(record.anchor, Some(format!("fake:{}", record.id)));
+    assert_eq!(record.anchor, Some(format!("fake:{}:0", record.id)));
     backend.stall(Step::Suspend, When::Always);
     let (suspended, ()) =
         tokio::join!(manager.suspend(&session), look(Step::Suspend, Phase::Suspended));
