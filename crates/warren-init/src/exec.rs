@@ -197,6 +197,11 @@ fn execute(exec: &Exec, user: Option<&User>) -> io::Error {
     command.exec()
 }
 
+/// Opens what a command reads that has nothing to read.
+pub(crate) fn nothing_to_read() -> io::Result<OwnedFd> {
+    Ok(rustix::fs::open(c"/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
 /// Makes a terminal; returns its outer and its inner side.
 pub(crate) fn open_terminal(rows: u16, columns: u16) -> io::Result<(OwnedFd, OwnedFd)> {
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;

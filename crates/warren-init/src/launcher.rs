@@ -173,8 +173,6 @@ pub fn main() {
         return;
     }
     let (Ok(client), Ok(children)) = (fd::inherited(0), process::child_events()) else { return };
-    // Before Linux 6.4 these are read from a file that a sealed process may not open.
-    let _ = (rustix::param::page_size(), rustix::param::clock_ticks_per_second());
     let _ = rustix::thread::set_name(c"warren-launcher");
     let mut launcher =
         Launcher { maker: Maker::new(proof), live: HashMap::new(), ended: Vec::new() };
@@ -261,6 +259,8 @@ impl Launcher {
 
 impl Maker {
     fn new(proof: SingleThreaded) -> Self {
+        // Before Linux 6.4 these are read from a file that a sealed process may not open.
+        let _ = (rustix::param::page_size(), rustix::param::clock_ticks_per_second());
         let next_range = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs() % RANGES;
         Self { proof, next_range }
     }

@@ -99,8 +99,15 @@ impl Logged {
             ends.terminal = Some(inner);
             return Ok((logged, ends));
         }
-        let (stdin, stdin_feed) = pipe_with(PipeFlags::CLOEXEC)?;
-        ends.streams.push(stdin);
+        match input {
+            Input::Stdin { first, more } if *more || !first.is_empty() => {
+                let (stdin, feed) = pipe_with(PipeFlags::CLOEXEC)?;
+                ioctl_fionbio(&feed, true)?;
+                ends.streams.push(stdin);
+                logged.feed(feed, FeedKind::Pipe, first, *more);
+            }
+            Input::Stdin { .. } | Input::Control => ends.streams.push(exec::nothing_to_read()?),
+        }
         for stream in [Stream::Stdout, Stream::Stderr] {
             let (from, to) = pipe_with(PipeFlags::CLOEXEC)?;
             ioctl_fionbio(&from, true)?;
@@ -111,26 +118,14 @@ impl Logged {
             logged.sinks.push(Sink { from, stream });
             ends.streams.push(to);
         }
-        match input {
-            Input::Stdin { first, more } if *more || !first.is_empty() => {
-                ioctl_fionbio(&stdin_feed, true)?;
-                logged.feed(stdin_feed, FeedKind::Pipe, first, *more);
-            }
-            // Nothing to read: its other end is closed here.
-            Input::Stdin { .. } => {}
-            Input::Control => {
-                let (ours, theirs) = socketpair(
-                    AddressFamily::UNIX,
-                    SocketType::STREAM,
-                    SocketFlags::CLOEXEC,
-                    None,
-                )?;
-                ioctl_fionbio(&ours, true)?;
-                // Last, so that everything it wrote before is in the log before.
-                logged.sinks.push(Sink { from: ours.try_clone()?, stream: Stream::Control });
-                logged.feed(ours, FeedKind::Control, &[], true);
-                ends.streams.push(theirs);
-            }
+        if *input == Input::Control {
+            let flags = SocketFlags::CLOEXEC;
+            let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+            ioctl_fionbio(&ours, true)?;
+            // Last, so that everything it wrote before is in the log before.
+            logged.sinks.push(Sink { from: ours.try_clone()?, stream: Stream::Control });
+            logged.feed(ours, FeedKind::Control, &[], true);
+            ends.streams.push(theirs);
         }
         Ok((logged, ends))
     }

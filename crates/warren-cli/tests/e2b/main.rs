@@ -226,13 +226,6 @@ mod needs_root_and_registries {
     }
 
     #[test]
-    fn odd_frames_bodies_and_addresses_are_answered_by_errors_and_nothing_hangs() {
-        let daemon = Daemon::start();
-        let said = daemon.run(python(PYTHON[0], "protocol.py"));
-        assert_eq!(said, "done\n");
-    }
-
-    #[test]
     fn ports_have_names_over_tls_with_a_token_and_another_host() {
         let directory = tempfile::tempdir().unwrap();
         let tls = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
