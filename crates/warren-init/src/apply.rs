@@ -38,6 +38,8 @@ pub(crate) struct Go {
 pub(crate) struct Inherited {
     /// Its v2 control group.
     pub(crate) work: Option<OwnedFd>,
+    /// What it writes to so as to join its v1 control groups.
+    pub(crate) doors: Vec<OwnedFd>,
     /// Where it can be found after the one who asked for it is gone.
     pub(crate) listener: Option<OwnedFd>,
     /// The mark that its ids are in use; it holds as long as it is open.
@@ -50,14 +52,20 @@ pub(crate) fn become_init(
     plan: &Plan,
     control: &OwnedFd,
     go: &OwnedFd,
-    inherited: Inherited,
+    mut inherited: Inherited,
     so_far: Result<(), Failure>,
 ) -> ! {
     let mut keep = vec![control, go];
     keep.extend([&inherited.work, &inherited.listener, &inherited.lock].into_iter().flatten());
+    keep.extend(&inherited.doors);
     let closed = fd::close_all_except(&keep).and_then(|()| fd::occupy_streams(c"/dev/null"));
     let closed = step("close what was inherited", "", closed);
     let walled = so_far.and(closed).and_then(|()| {
+        // Closed behind it: they lead to the host.
+        for door in std::mem::take(&mut inherited.doors) {
+            let joined = rustix::io::write(&door, b"0").map_err(io::Error::from);
+            step("join", "a control group", joined)?;
+        }
         // While the launcher does its part: this takes longer than all that.
         step("create the network namespace", "", process::new_network_namespace())?;
         step("bring up", "lo", net::loopback_up())

@@ -279,6 +279,8 @@ impl Maker {
         };
         let base = ids.as_ref().map(|(_, base)| *base);
         let group = step("open the control group", "", open_group(plan, base))?;
+        let doors = plan.cgroups.v1.iter().map(|group| step("open", group, open_door(group)));
+        let doors = doors.collect::<Result<Vec<_>, _>>()?;
         let (line, theirs) = step("make a socket", "", socket::pair())?;
         let cgroup = group.as_ref().map(AsFd::as_fd);
         // What the sandbox uses up of the kernel's quotas for each user is to be missing nowhere else.
@@ -291,7 +293,7 @@ impl Maker {
         let (child, pidfd) = match step("create the namespaces", "", forked)? {
             Fork::Child => {
                 let lock = ids.map(|(file, _)| OwnedFd::from(file));
-                let inherited = Inherited { work: group, listener, lock };
+                let inherited = Inherited { work: group, doors, listener, lock };
                 apply::become_init(plan, control, &theirs, inherited, first())
             }
             Fork::Parent { child, pidfd } => (child, pidfd),
@@ -315,12 +317,6 @@ impl Maker {
         child: Pid,
     ) -> Result<(Vec<OwnedFd>, bool), Failure> {
         step("map the ids of", "the sandbox", map_ids(child, plan.identity, base))?;
-        for group in &plan.cgroups.v1 {
-            // `tasks`, not `cgroup.procs`: the latter waits for an RCU grace period, and a process
-            // with one thread is moved as well by either.
-            let pid = child.as_raw_nonzero().to_string();
-            step("join", group, cgroup::write(Path::new(group), "tasks", &pid))?;
-        }
         match base {
             Some(base) => self.shift_mounts(plan, base, child),
             None => Ok((Vec::new(), false)),
@@ -458,6 +454,14 @@ fn open_group(plan: &Plan, base: Option<u32>) -> io::Result<Option<OwnedFd>> {
         std::os::unix::fs::chown(group.join("cgroup.procs"), id, id)?;
     }
     Ok(Some(File::open(group)?.into()))
+}
+
+/// Opens what a process writes to that joins a v1 group.
+///
+/// `tasks`, not `cgroup.procs`, and by the process itself: to move another, or one that may have
+/// threads, the kernel waits for an RCU grace period, which takes milliseconds where a CPU is busy.
+fn open_door(group: &str) -> io::Result<OwnedFd> {
+    Ok(File::options().write(true).open(Path::new(group).join("tasks"))?.into())
 }
 
 fn map_ids(child: Pid, identity: Identity, base: Option<u32>) -> io::Result<()> {
