@@ -22,8 +22,8 @@ use super::{Capture, Channel, ExecPlan, Room};
 use crate::layers::{Held, Layers};
 use crate::{
     BackendCapabilities, BackendHealth, Base, Bound, Command, CreateOptions, EnforcedLimit,
-    Enforcement, ExecCause, ExecContext, ExecOutput, ExecReport, IsolationBackend, Limit,
-    PortStream, ProgramFault, ResourceUsage, Result, Sandbox, SandboxCapabilities, SandboxError,
+    Enforcement, ExecCause, ExecContext, ExecOutput, ExecReport, IsolationBackend,
+    IsolationLevel, Limit, PortStream, ProgramFault, ResourceUsage, Result, Sandbox, SandboxCapabilities, SandboxError,
     SandboxId, SandboxSpec, StreamOutput,
 };
 
@@ -152,6 +152,7 @@ pub struct FakeBackend {
 #[derive(Debug)]
 struct Shared {
     capabilities: BackendCapabilities,
+    level: Option<IsolationLevel>,
     ids: Ids,
     next_id: u64,
     orders: Vec<Order>,
@@ -216,6 +217,7 @@ impl FakeBackend {
             name: name.into(),
             shared: Arc::new(Mutex::new(Shared {
                 capabilities,
+                level: Some(IsolationLevel::Namespace),
                 ids: Ids::default(),
                 next_id: 0,
                 orders: Vec::new(),
@@ -242,6 +244,11 @@ impl FakeBackend {
     /// Changes what it claims to enforce, for sandboxes made from now on.
     pub fn set_capabilities(&self, change: impl FnOnce(&mut BackendCapabilities)) {
         change(&mut lock(&self.shared).capabilities);
+    }
+
+    /// Sets which rung of the ladder it claims to be; `namespace` unless told.
+    pub fn set_level(&self, level: Option<IsolationLevel>) {
+        lock(&self.shared).level = level;
     }
 
     /// Sets how sandboxes are named that nobody chose an id for.
@@ -500,6 +507,10 @@ impl Drop for Waiting<'_> {
 impl IsolationBackend for FakeBackend {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn level(&self) -> Option<IsolationLevel> {
+        lock(&self.shared).level
     }
 
     async fn probe(&self) -> Result<BackendCapabilities, SandboxError> {

@@ -7,13 +7,21 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
-use super::{Base, Limit, Result, Sandbox, SandboxError, SandboxId, SandboxSpec};
+use super::{
+    Base, IsolationLevel, Limit, Result, Sandbox, SandboxError, SandboxId, SandboxSpec,
+};
 
 /// One way of walling sandboxes off from the host.
 #[async_trait]
 pub trait IsolationBackend: Send + Sync {
     /// Returns the name that users choose it by: `linux`.
     fn name(&self) -> &str;
+
+    /// Returns which rung of the ladder its walls are, once its probe has shown that they stand; `None`
+    /// if they are none of them.
+    fn level(&self) -> Option<IsolationLevel> {
+        None
+    }
 
     /// Tries out what this host can enforce and reports what was proved.
     async fn probe(&self) -> Result<BackendCapabilities, SandboxError>;

@@ -7,9 +7,9 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AttachRequest, AttachResult, Base, ForkOptions, PoolConfig, Result, Sandbox, SandboxError,
-    SandboxId, SandboxSelectionOptions, SandboxSession, SandboxSpec, SessionTimeouts, Snapshot,
-    SnapshotOptions,
+    AcquireOptions, AttachRequest, AttachResult, Base, ForkOptions, IsolationRequirements, PoolConfig,
+    Result, Sandbox, SandboxError, SandboxId, SandboxSelectionOptions, SandboxSession, SandboxSpec,
+    SessionTimeouts, Snapshot, SnapshotOptions,
 };
 
 fn no_snapshots() -> SandboxError {
@@ -18,6 +18,18 @@ fn no_snapshots() -> SandboxError {
         backend: "this manager's".to_owned(),
         hint: "use a manager that keeps them".to_owned(),
     }
+}
+
+/// Refuses what only a manager that knows its backends' levels can promise.
+fn require_default(isolation: &IsolationRequirements) -> Result<(), SandboxError> {
+    if isolation.is_default() {
+        return Ok(());
+    }
+    Err(SandboxError::Unsupported {
+        feature: "a choice of isolation".to_owned(),
+        backend: "this manager's".to_owned(),
+        hint: "leave the level and the guarantees out".to_owned(),
+    })
 }
 
 /// Gives sandboxes to clients and takes them back, by the rules of the contract.
@@ -49,12 +61,33 @@ pub trait SandboxManager: Send + Sync {
         })
     }
 
+    /// As [`acquire`](Self::acquire), with everything that can be asked for.
+    async fn acquire_with(
+        &self,
+        spec: &SandboxSpec,
+        options: &AcquireOptions,
+        client_id: &str,
+    ) -> Result<(SandboxSession, Arc<dyn Sandbox>), SandboxError> {
+        require_default(&options.isolation)?;
+        self.acquire_on(spec, &options.base, &options.select, client_id).await
+    }
+
     /// Gives a sandbox back; kept alive, it waits for the same client.
     async fn release(&self, session: &SandboxSession, keep_alive: bool)
     -> Result<(), SandboxError>;
 
     /// Joins a sandbox by its id.
     async fn attach(&self, request: AttachRequest) -> Result<AttachResult, SandboxError>;
+
+    /// As [`attach`](Self::attach), if the sandbox is, or is made, as strong as is required.
+    async fn attach_with(
+        &self,
+        request: AttachRequest,
+        isolation: &IsolationRequirements,
+    ) -> Result<AttachResult, SandboxError> {
+        require_default(isolation)?;
+        self.attach(request).await
+    }
 
     /// Leaves a sandbox; its processes go on.
     async fn detach(&self, session: &SandboxSession) -> Result<(), SandboxError>;

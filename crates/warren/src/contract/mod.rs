@@ -13,6 +13,7 @@ mod exec;
 mod execs;
 mod files;
 mod identity;
+mod isolation;
 mod limits;
 mod manager;
 mod pool;
@@ -40,6 +41,9 @@ pub use files::{
     SandboxFiles, TreeSummary, WriteMode, WriteOptions,
 };
 pub use identity::SandboxId;
+pub use isolation::{
+    AcquireOptions, Guarantee, IsolationLevel, IsolationRequirements, UnknownIsolation,
+};
 pub use limits::{Bound, EnforcedLimit, Limit, ResourceLimits, UnknownLimit};
 pub use manager::{SandboxManager, SandboxManagerConfig, SandboxManagerStats};
 pub use pool::PoolConfig;

@@ -14,14 +14,14 @@ use tracing::{debug, warn};
 use super::Inner;
 use super::bounded::{bounded, caught};
 use super::registry::{Entry, Life};
-use super::selection::sandbox_lacks;
+use super::selection::Needs;
 use super::session::{Held, Move, Next, admit};
 use super::snapshots::CAPTURE_TIME;
 use crate::layers;
 use crate::store::{Change, Phase, SandboxRecord};
 use crate::{
-    Base, Capture, CreateOptions, RequiredCapabilities, Result, Sandbox, SandboxError, SandboxId,
-    SandboxSession, SandboxSpec, SessionState,
+    Base, Capture, CreateOptions, Result, Sandbox, SandboxError, SandboxId, SandboxSession,
+    SandboxSpec, SessionState,
 };
 
 /// How many requests may wait for one sandbox.
@@ -44,7 +44,7 @@ pub(super) enum Request {
     Claim {
         spec: Arc<SandboxSpec>,
         client: String,
-        required: RequiredCapabilities,
+        needs: Needs,
         reply: Reply<Claimed>,
     },
     /// Move a session.
@@ -161,7 +161,7 @@ pub(super) struct Predecessor {
 #[derive(Debug)]
 pub(super) struct Parent {
     pub(super) client: String,
-    pub(super) required: RequiredCapabilities,
+    pub(super) needs: Needs,
     pub(super) reply: Reply<Joined>,
 }
 
@@ -212,10 +212,10 @@ impl Keeper {
             Request::Join { client, join, fresh, reply } => {
                 let _ = reply.send(self.join(&client, join, fresh).await);
             }
-            Request::Claim { spec, client, required, reply } => {
+            Request::Claim { spec, client, needs, reply } => {
                 let claimed = match reply.is_closed() {
                     true => self.put_back().await.map(|()| Claimed::Unfit),
-                    false => self.claim(spec, &client, &required).await,
+                    false => self.claim(spec, &client, &needs).await,
                 };
                 let _ = reply.send(claimed);
             }
@@ -250,8 +250,8 @@ impl Keeper {
         let made = self.make(&spec, &options, after).await;
         let is_warm = parent.is_none();
         let born = match (made, parent) {
-            (Ok(()), Some(Parent { client, required, reply })) => {
-                let born = self.hand_over(&client, &required).await;
+            (Ok(()), Some(Parent { client, needs, reply })) => {
+                let born = self.hand_over(&client, &needs, &spec).await;
                 let failed = born.is_err();
                 let _ = reply.send(born);
                 !failed
@@ -344,9 +344,14 @@ impl Keeper {
     }
 
     /// Gives what was just made to its client, if it has what the client needs.
-    async fn hand_over(&mut self, client: &str, required: &RequiredCapabilities) -> Result<Joined> {
+    async fn hand_over(
+        &mut self,
+        client: &str,
+        needs: &Needs,
+        spec: &SandboxSpec,
+    ) -> Result<Joined> {
         let handle = self.handle()?;
-        let lacks = sandbox_lacks(handle.capabilities(), required);
+        let lacks = needs.lacking(&*handle, spec);
         if !lacks.is_empty() {
             let _ = self.destroy(Vec::new(), false).await;
             let missing = vec![format!("a new sandbox: {}", lacks.join(", "))];
@@ -398,7 +403,7 @@ impl Keeper {
         &mut self,
         spec: Arc<SandboxSpec>,
         client: &str,
-        required: &RequiredCapabilities,
+        needs: &Needs,
     ) -> Result<Claimed> {
         let handle = self.handle()?;
         let record = self.record(Phase::Creating);
@@ -418,11 +423,11 @@ impl Keeper {
             }
         };
         self.handle = Some(Arc::clone(&claimed));
+        let lacks = needs.lacking(&*claimed, &spec);
         self.update(|entry| {
             entry.handle = Some(Arc::clone(&claimed));
             entry.spec = spec;
         });
-        let lacks = sandbox_lacks(claimed.capabilities(), required);
         if !lacks.is_empty() {
             let _ = self.destroy(Vec::new(), false).await;
             return Ok(Claimed::Lost(vec![format!("a warm sandbox: {}", lacks.join(", "))]));

@@ -42,14 +42,14 @@ use self::keeper::{
 };
 use self::pool::Backoff;
 use self::registry::{Entry, Found, Life, Place, Registry};
-use self::selection::{Chosen, backend_lacks, labels_missing, same_spec, sandbox_lacks};
+use self::selection::{Asked, Chosen, Needs, backend_lacks, cost, labels_missing, same_spec};
 use self::session::Held;
 use crate::store::{Change, Store, StoreError};
 use crate::{
-    AttachRequest, AttachResult, BackendCapabilities, BackendHealth, Base, CreateOptions,
-    ForkOptions, IsolationBackend, Result, Sandbox, SandboxError, SandboxId, SandboxManager,
-    SandboxManagerConfig, SandboxManagerStats, SandboxSelectionOptions, SandboxSession,
-    SandboxSpec, SessionState, Snapshot, SnapshotOptions,
+    AcquireOptions, AttachRequest, AttachResult, BackendCapabilities, BackendHealth, Base,
+    CreateOptions, ForkOptions, IsolationBackend, IsolationRequirements, Limit, Result, Sandbox,
+    SandboxError, SandboxId, SandboxManager, SandboxManagerConfig, SandboxManagerStats,
+    SandboxSelectionOptions, SandboxSession, SandboxSpec, SessionState, Snapshot, SnapshotOptions,
 };
 
 /// How long a backend may take to tell what it can do or how it does.
@@ -381,8 +381,28 @@ impl Inner {
         }
     }
 
-    /// Returns the backends that keep what a spec asks for, best first.
-    async fn choose(&self, spec: &SandboxSpec, preferred: Option<&str>) -> Result<Vec<Fitting>> {
+    /// Returns what each backend lacks of what is required, as far as that goes beyond the default.
+    async fn lacking(&self, isolation: &IsolationRequirements) -> Vec<Vec<String>> {
+        if isolation.is_default() {
+            return Vec::new();
+        }
+        let mut all = Vec::with_capacity(self.backends.len());
+        for known in &self.backends {
+            all.push(match known.probe().await {
+                Ok(can) => isolation.lacking(known.backend.level(), &can),
+                Err(error) => vec![format!("an answer ({error})")],
+            });
+        }
+        all
+    }
+
+    /// Returns the backends that keep what a spec asks for, the cheapest first.
+    async fn choose(
+        &self,
+        spec: &SandboxSpec,
+        isolation: &IsolationRequirements,
+        preferred: Option<&str>,
+    ) -> Result<Vec<Fitting>> {
         if let Some(name) = preferred
             && !self.backends.iter().any(|known| known.name() == name)
         {
@@ -397,7 +417,8 @@ impl Inner {
             }
             let lacks = match known.probe().await {
                 Ok(can) => {
-                    let lacks = backend_lacks(&can, spec, chosen, self.is_durable());
+                    let has = (known.backend.level(), &*can);
+                    let lacks = backend_lacks(has, spec, isolation, chosen, self.is_durable());
                     if lacks.is_empty() {
                         let max = can.max_concurrent_sandboxes;
                         let persistent = can.persistent_sandboxes;
@@ -416,6 +437,8 @@ impl Inner {
             }
             return Err(SandboxError::NoMatch { missing });
         }
+        // Stable: of two that cost the same, the first that was named is taken.
+        fitting.sort_by_key(|fitting| cost(self.backend(fitting.index).level()));
         Ok(fitting)
     }
 
@@ -463,13 +486,15 @@ impl Inner {
             }
             Place::Full { .. } => return Ok(place),
         };
+        let parent = parent.and_then(Option::take);
+        let strict = parent.as_ref().is_some_and(|parent| parent.needs.isolation.demands_limits());
         let options = CreateOptions {
             id: (id.is_some() || durable).then(|| place_id.clone()),
             persistent: durable && fitting.persistent,
             base: (**base).clone(),
+            demanded: if strict { Limit::ALL.into() } else { Default::default() },
             ..CreateOptions::default()
         };
-        let parent = parent.and_then(Option::take);
         let birth = Birth { spec: Arc::clone(spec), options, parent, after };
         self.spawn_keeper(place_id, fitting.index, None, inbox, Some(birth));
         Ok(place)
@@ -481,12 +506,11 @@ impl Inner {
         fitting: &[Fitting],
         (spec, base): (&Arc<SandboxSpec>, &Arc<Base>),
         id: Option<&SandboxId>,
-        options: &SandboxSelectionOptions,
+        needs: Needs,
         client: &str,
     ) -> Result<Joined> {
         let (reply, born) = oneshot::channel();
-        let required = options.required_capabilities.clone();
-        let mut parent = Some(Parent { client: client.to_owned(), required, reply });
+        let mut parent = Some(Parent { client: client.to_owned(), needs, reply });
         let mut full = self.config.max_sandboxes;
         for fitting in fitting {
             match self.conceive(fitting, (spec, base), id, Some(&mut parent), true)? {
@@ -522,18 +546,18 @@ impl Inner {
     async fn take_preferred(
         &self,
         id: &SandboxId,
-        base: &Base,
-        options: &SandboxSelectionOptions,
+        asked: &Asked<'_>,
         client: &str,
         missing: &mut Vec<String>,
     ) -> Result<Option<Joined>> {
+        let AcquireOptions { base, select, .. } = asked.options;
         let unknown = || SandboxError::NotFound { what: "sandbox", id: id.to_string() };
         let mailbox = {
             let registry = self.registry();
             let entry = registry.sandboxes.get(id);
             let entry = entry.filter(|entry| entry.lives() && entry.belongs_to(client));
             let entry = entry.ok_or_else(unknown)?;
-            let mut lacks = self.entry_lacks(entry, options);
+            let mut lacks = self.entry_lacks(entry, asked);
             if !base.is_plain() && *base != *entry.base {
                 lacks.push("its root stands on something else".to_owned());
             }
@@ -543,7 +567,7 @@ impl Inner {
             }
             entry.mailbox.clone()
         };
-        match self.join(&mailbox, client, Join::Any, options.require_fresh).await {
+        match self.join(&mailbox, client, Join::Any, select.require_fresh).await {
             Ok(Some(joined)) => Ok(Some(joined)),
             Ok(None) => Err(unknown()),
             Err(SandboxError::NoMatch { missing: lacks }) => {
@@ -555,10 +579,12 @@ impl Inner {
     }
 
     /// Returns what a sandbox that lives lacks of what is asked for.
-    fn entry_lacks(&self, entry: &Entry, options: &SandboxSelectionOptions) -> Vec<String> {
+    fn entry_lacks(&self, entry: &Entry, asked: &Asked<'_>) -> Vec<String> {
+        let options = &asked.options.select;
         let mut lacks = labels_missing(&entry.spec, &options.required_labels);
+        lacks.extend(asked.lacking.get(entry.backend).into_iter().flatten().cloned());
         if let Some(handle) = &entry.handle {
-            lacks.extend(sandbox_lacks(handle.capabilities(), &options.required_capabilities));
+            lacks.extend(Needs::of(asked.options).lacking(&**handle, &entry.spec));
         }
         if let Some(backend) = &options.preferred_backend
             && backend != self.name(entry.backend)
@@ -574,11 +600,12 @@ impl Inner {
     /// Takes the default sandbox or one that is kept for the client, if one is what is asked for.
     async fn take_kept(
         &self,
-        (spec, base): (&SandboxSpec, &Base),
-        options: &SandboxSelectionOptions,
+        spec: &SandboxSpec,
+        asked: &Asked<'_>,
         client: &str,
         missing: &mut Vec<String>,
     ) -> Result<Option<Joined>> {
+        let AcquireOptions { base, select: options, .. } = asked.options;
         let candidates: Vec<_> = {
             let registry = self.registry();
             let fits = |id: &SandboxId| {
@@ -587,7 +614,7 @@ impl Inner {
                 if !entry.lives() || !entry.belongs_to(client) || !same {
                     return None;
                 }
-                Some((entry.mailbox.clone(), self.entry_lacks(entry, options)))
+                Some((entry.mailbox.clone(), self.entry_lacks(entry, asked)))
             };
             let default = registry.default.clone().filter(|_| options.preferred_id.is_none());
             let default = default.map(|id| (id, Join::Any));
@@ -624,7 +651,7 @@ impl Inner {
         self: &Arc<Self>,
         fitting: &[Fitting],
         spec: &Arc<SandboxSpec>,
-        options: &SandboxSelectionOptions,
+        needs: &Needs,
         client: &str,
         missing: &mut Vec<String>,
     ) -> Result<Option<Joined>> {
@@ -634,7 +661,7 @@ impl Inner {
             let request = Request::Claim {
                 spec: Arc::clone(spec),
                 client: client.to_owned(),
-                required: options.required_capabilities.clone(),
+                needs: needs.clone(),
                 reply,
             };
             let _ = mailbox.try_send(request);
@@ -682,30 +709,30 @@ impl Inner {
 
     async fn acquire(
         self: &Arc<Self>,
-        (spec, base): (&SandboxSpec, &Base),
-        options: &SandboxSelectionOptions,
+        spec: &SandboxSpec,
+        options: &AcquireOptions,
         client: &str,
     ) -> Result<Joined> {
         self.enter()?;
         spec.validate()?;
-        base.validate()?;
+        options.base.validate()?;
+        let asked = Asked { options, lacking: self.lacking(&options.isolation).await };
         let mut missing = Vec::new();
-        if let Some(id) = &options.preferred_id
-            && let Some(joined) =
-                self.take_preferred(id, base, options, client, &mut missing).await?
+        if let Some(id) = &options.select.preferred_id
+            && let Some(joined) = self.take_preferred(id, &asked, client, &mut missing).await?
         {
             return Ok(joined);
         }
         // A backend that is asked for by name and is not there is an error on every path.
-        if let Some(name) = &options.preferred_backend
+        if let Some(name) = &options.select.preferred_backend
             && !self.backends.iter().any(|known| known.name() == name)
         {
             return Err(SandboxError::NotFound { what: "backend", id: name.clone() });
         }
-        if let Some(joined) = self.take_kept((spec, base), options, client, &mut missing).await? {
+        if let Some(joined) = self.take_kept(spec, &asked, client, &mut missing).await? {
             return Ok(joined);
         }
-        let outcome = self.take_new((spec, base), options, client, &mut missing).await;
+        let outcome = self.take_new(spec, options, client, &mut missing).await;
         outcome.map_err(|error| match error {
             SandboxError::NoMatch { missing: lacks } => {
                 missing.extend(lacks);
@@ -718,31 +745,38 @@ impl Inner {
     /// Takes a warm sandbox, or makes one.
     async fn take_new(
         self: &Arc<Self>,
-        (spec, base): (&SandboxSpec, &Base),
-        options: &SandboxSelectionOptions,
+        spec: &SandboxSpec,
+        options: &AcquireOptions,
         client: &str,
         missing: &mut Vec<String>,
     ) -> Result<Joined> {
-        let labels = labels_missing(spec, &options.required_labels);
+        let AcquireOptions { select, base, isolation } = options;
+        let labels = labels_missing(spec, &select.required_labels);
         if !labels.is_empty() {
             let missing = vec![format!("the spec: {}", labels.join(", "))];
             return Err(SandboxError::NoMatch { missing });
         }
-        let fitting = self.choose(spec, options.preferred_backend.as_deref()).await?;
-        let spec = Arc::new(spec.clone());
+        let fitting = self.choose(spec, isolation, select.preferred_backend.as_deref()).await?;
+        let (spec, needs) = (Arc::new(spec.clone()), Needs::of(options));
         // What is warm stands on nothing of anybody's.
-        if options.use_pool
+        if select.use_pool
             && base.is_plain()
-            && let Some(joined) = self.take_warm(&fitting, &spec, options, client, missing).await?
+            && let Some(joined) = self.take_warm(&fitting, &spec, &needs, client, missing).await?
         {
             return Ok(joined);
         }
-        self.create(&fitting, (&spec, &Arc::new(base.clone())), None, options, client).await
+        self.create(&fitting, (&spec, &Arc::new(base.clone())), None, needs, client).await
     }
 
     /// Joins a sandbox by its id, or makes one that has it.
-    async fn attach(self: &Arc<Self>, request: &AttachRequest) -> Result<(Joined, bool)> {
+    async fn attach(
+        self: &Arc<Self>,
+        request: &AttachRequest,
+        isolation: &IsolationRequirements,
+    ) -> Result<(Joined, bool)> {
         let AttachRequest { sandbox_id: id, client_id: client, .. } = request;
+        let options = AcquireOptions { isolation: isolation.clone(), ..AcquireOptions::default() };
+        let asked = Asked { options: &options, lacking: self.lacking(isolation).await };
         let unknown = || SandboxError::NotFound { what: "sandbox", id: id.to_string() };
         loop {
             self.enter()?;
@@ -751,6 +785,11 @@ impl Inner {
                 match registry.sandboxes.get(id) {
                     // Also one that is being made: the request waits until it is there.
                     Some(entry) if entry.belongs_to(client) && !entry.set_aside => {
+                        let lacks = self.entry_lacks(entry, &asked);
+                        if !lacks.is_empty() {
+                            let missing = vec![format!("sandbox `{id}`: {}", lacks.join(", "))];
+                            return Err(SandboxError::NoMatch { missing });
+                        }
                         Some(entry.mailbox.clone())
                     }
                     Some(_) => return Err(unknown()),
@@ -776,10 +815,9 @@ impl Inner {
             id.validate()?;
             let spec = Arc::new(request.create_spec.clone().unwrap_or_default());
             spec.validate()?;
-            let fitting = self.choose(&spec, None).await?;
-            let options = SandboxSelectionOptions::default();
-            let base = Arc::default();
-            match self.create(&fitting, (&spec, &base), Some(id), &options, client).await {
+            let fitting = self.choose(&spec, isolation, None).await?;
+            let (base, needs) = (Arc::default(), Needs::of(&options));
+            match self.create(&fitting, (&spec, &base), Some(id), needs, client).await {
                 // Another call has begun to make it meanwhile.
                 Err(SandboxError::AlreadyExists { .. })
                     if self.registry().sandboxes.contains_key(id) => {}
@@ -848,8 +886,19 @@ impl SandboxManager for DefaultSandboxManager {
         options: &SandboxSelectionOptions,
         client_id: &str,
     ) -> Result<(SandboxSession, Arc<dyn Sandbox>), SandboxError> {
+        let isolation = IsolationRequirements::default();
+        let options = AcquireOptions { select: options.clone(), base: base.clone(), isolation };
+        self.acquire_with(spec, &options, client_id).await
+    }
+
+    async fn acquire_with(
+        &self,
+        spec: &SandboxSpec,
+        options: &AcquireOptions,
+        client_id: &str,
+    ) -> Result<(SandboxSession, Arc<dyn Sandbox>), SandboxError> {
         let Joined { session, handle, promise } =
-            self.inner.acquire((spec, base), options, client_id).await?;
+            self.inner.acquire(spec, options, client_id).await?;
         promise.keep();
         let sandbox = self.inner.guard(handle, Some(session.session_id.clone()));
         Ok((session, sandbox))
@@ -865,7 +914,15 @@ impl SandboxManager for DefaultSandboxManager {
     }
 
     async fn attach(&self, request: AttachRequest) -> Result<AttachResult, SandboxError> {
-        let (joined, newly_created) = self.inner.attach(&request).await?;
+        self.attach_with(request, &IsolationRequirements::default()).await
+    }
+
+    async fn attach_with(
+        &self,
+        request: AttachRequest,
+        isolation: &IsolationRequirements,
+    ) -> Result<AttachResult, SandboxError> {
+        let (joined, newly_created) = self.inner.attach(&request, isolation).await?;
         let Joined { session, handle, promise } = joined;
         promise.keep();
         let capabilities = handle.capabilities().clone();

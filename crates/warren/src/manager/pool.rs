@@ -13,7 +13,7 @@ use tracing::warn;
 use super::Inner;
 use super::keeper::Request;
 use super::registry::{Entry, Life, Place};
-use crate::SandboxSpec;
+use crate::{IsolationRequirements, SandboxSpec};
 
 /// How many warm sandboxes are made at once.
 const AT_ONCE: usize = 4;
@@ -78,7 +78,7 @@ impl Inner {
             }
             let spec = SandboxSpec { profile: profile.clone(), ..SandboxSpec::default() };
             let (spec, base) = (Arc::new(spec), Arc::default());
-            let fitting = match self.choose(&spec, None).await {
+            let fitting = match self.choose(&spec, &IsolationRequirements::default(), None).await {
                 Ok(fitting) => fitting,
                 Err(error) => {
                     warn!(%profile, %error, "no backend can keep this profile warm");

@@ -3,7 +3,10 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use crate::{BackendCapabilities, RequiredCapabilities, SandboxCapabilities, SandboxSpec};
+use crate::{
+    AcquireOptions, BackendCapabilities, Bound, Guarantee, IsolationLevel, IsolationRequirements, Limit,
+    RequiredCapabilities, Sandbox, SandboxCapabilities, SandboxSpec,
+};
 
 /// How a backend came to be considered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,10 +17,60 @@ pub(super) enum Chosen {
     ByPromise,
 }
 
+/// What an acquire asks for, and what each backend lacks of the isolation in it.
+pub(super) struct Asked<'a> {
+    pub(super) options: &'a AcquireOptions,
+    /// By the index of the backend; empty where nothing beyond the default is asked for, which every
+    /// sandbox that lives was held to already.
+    pub(super) lacking: Vec<Vec<String>>,
+}
+
+/// What a sandbox must have that is handed out.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Needs {
+    pub(super) capabilities: RequiredCapabilities,
+    pub(super) isolation: IsolationRequirements,
+}
+
+impl Needs {
+    pub(super) fn of(options: &AcquireOptions) -> Self {
+        let capabilities = options.select.required_capabilities.clone();
+        Self { capabilities, isolation: options.isolation.clone() }
+    }
+
+    /// Returns what a sandbox made from a spec lacks, by what it says of itself.
+    pub(super) fn lacking(&self, sandbox: &dyn Sandbox, spec: &SandboxSpec) -> Vec<String> {
+        let has = sandbox.capabilities();
+        let mut lacks = sandbox_lacks(has, &self.capabilities);
+        if self.isolation.require.contains(&Guarantee::Syscalls) && !has.syscall_filter_active {
+            lacks.push(Guarantee::Syscalls.description().to_owned());
+        }
+        if self.isolation.demands_limits() {
+            let held = sandbox.enforcement().limits;
+            let is_exact = |limit: Limit, value: u64| {
+                held.iter().any(|held| {
+                    held.limit == limit && held.value == value && held.bound == Bound::Exact
+                })
+            };
+            let asked = Limit::ALL.into_iter().filter_map(|one| Some((one, spec.limits.get(one)?)));
+            let missing = asked.filter(|(limit, value)| !is_exact(*limit, *value));
+            lacks.extend(missing.map(|(limit, _)| format!("the limit `{limit}`, exactly")));
+        }
+        lacks
+    }
+}
+
+/// What a backend costs, the cheapest first: the higher on the ladder, the dearer.
+pub(super) fn cost(level: Option<IsolationLevel>) -> IsolationLevel {
+    // One that claims no rung and yet proves every wall does what namespaces do.
+    level.unwrap_or(IsolationLevel::Namespace)
+}
+
 /// Returns what a backend lacks to keep what the spec asks for; nothing if it fits.
 pub(super) fn backend_lacks(
-    backend: &BackendCapabilities,
+    (level, backend): (Option<IsolationLevel>, &BackendCapabilities),
     spec: &SandboxSpec,
+    isolation: &IsolationRequirements,
     chosen: Chosen,
     durable: bool,
 ) -> Vec<String> {
@@ -25,17 +78,16 @@ pub(super) fn backend_lacks(
     if !backend.available_profiles.contains(&spec.profile) {
         lacks.push(format!("profile `{}`", spec.profile));
     }
-    let walls = match chosen {
+    match chosen {
         // The backend itself still refuses a limit that was asked for and that it cannot hold.
-        Chosen::ByName => return lacks,
-        Chosen::ByPromise => [
-            ("filesystem isolation", backend.filesystem_isolation),
-            ("network isolation", backend.network_isolation),
-            ("process isolation", backend.process_isolation),
-            ("a system call filter", backend.syscall_filtering),
-        ],
-    };
-    lacks.extend(walls.iter().filter(|(_, holds)| !holds).map(|(wall, _)| (*wall).to_owned()));
+        Chosen::ByName if isolation.is_default() => return lacks,
+        // A name accepts what the backend lacks, but not what the same caller says it may not lack.
+        Chosen::ByName => {
+            lacks.extend(isolation.lacking(level, backend));
+            return lacks;
+        }
+        Chosen::ByPromise => lacks.extend(isolation.lacking(level, backend)),
+    }
     if !backend.resource_limits {
         lacks.extend(spec.limits.non_default().iter().map(|limit| format!("the limit `{limit}`")));
     }
@@ -141,10 +193,23 @@ mod tests {
         for (expected, change) in rows {
             let (mut backend, mut spec) = (walled(), SandboxSpec::default());
             change(&mut backend, &mut spec);
-            let lacks = backend_lacks(&backend, &spec, Chosen::ByPromise, true);
+            let asked = IsolationRequirements::default();
+            let has = (Some(IsolationLevel::Namespace), &backend);
+            let lacks = backend_lacks(has, &spec, &asked, Chosen::ByPromise, true);
             assert_eq!(lacks.join(", "), *expected);
-            let named = backend_lacks(&backend, &spec, Chosen::ByName, true);
+            let named = backend_lacks(has, &spec, &asked, Chosen::ByName, true);
             assert_eq!(named.is_empty(), !expected.starts_with("profile"), "{expected}");
         }
+    }
+
+    #[test]
+    fn a5_a_name_does_not_excuse_what_the_same_caller_requires() {
+        let (spec, asked) = (SandboxSpec::default(), IsolationLevel::Container);
+        let asked = IsolationRequirements::at_least(asked);
+        let (backend, level) = (walled(), Some(IsolationLevel::Namespace));
+        let lacks = backend_lacks((level, &backend), &spec, &asked, Chosen::ByName, true);
+        assert_eq!(lacks, ["isolation level `container` (it has namespace)"]);
+        let level = Some(IsolationLevel::Kernel);
+        assert!(backend_lacks((level, &backend), &spec, &asked, Chosen::ByName, true).is_empty());
     }
 }

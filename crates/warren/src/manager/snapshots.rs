@@ -16,11 +16,12 @@ use tracing::{info, warn};
 use super::Inner;
 use super::keeper::{Joined, Request};
 use super::registry::Found;
+use super::selection::Needs;
 use crate::layers::records::Records;
 use crate::layers::{Held, Layers};
 use crate::snapshot::Snapshots;
 use crate::{
-    Base, Capture, ForkOptions, Result, Sandbox, SandboxError, SandboxId, SandboxSelectionOptions,
+    Base, Capture, ForkOptions, IsolationRequirements, Result, Sandbox, SandboxError, SandboxId,
     SandboxSession, SandboxSpec, Snapshot, SnapshotKind, SnapshotOptions,
 };
 
@@ -306,7 +307,9 @@ impl Inner {
             spec.validate()?;
         }
         let name = self.name(backend).to_owned();
-        let fitting = self.choose(&spec, Some(&name)).await?;
+        // Where it was: what it stands on is that backend's, and so it is as strong as before.
+        let isolation = IsolationRequirements::default();
+        let fitting = self.choose(&spec, &isolation, Some(&name)).await?;
         let (spec, base) = (Arc::new(spec), Arc::new(base));
         let ids: Vec<SandboxId> = (0..options.count).map(|_| SandboxId::new()).collect();
         // Known before the first of them is made, and until the last one is.
@@ -315,10 +318,11 @@ impl Inner {
         let fork_id = uuid::Uuid::new_v4().to_string();
         let (writer, id) = (records.clone(), fork_id.clone());
         blocking(move || writer.put(&id, &record)).await?;
-        let selection = SandboxSelectionOptions::default();
         let make = |id: SandboxId| {
-            let (fitting, spec, base, selection) = (&fitting, &spec, &base, &selection);
-            async move { self.create(fitting, (spec, base), Some(&id), selection, client).await }
+            let (fitting, spec, base) = (&fitting, &spec, &base);
+            async move {
+                self.create(fitting, (spec, base), Some(&id), Needs::default(), client).await
+            }
         };
         let made = join_all(ids.into_iter().map(make)).await;
         let (made, failed): (Vec<_>, Vec<_>) = made.into_iter().partition(Result::is_ok);

@@ -6,6 +6,7 @@ mod acquire;
 mod concurrency;
 mod durability;
 mod health;
+mod isolation;
 mod history;
 mod model;
 mod pool;

@@ -48,7 +48,7 @@ use crate::layers::Layers;
 use crate::profile::{self, Profile, Seccomp};
 use crate::{
     BackendCapabilities, BackendHealth, Command, CreateOptions, ExecContext, IsolationBackend,
-    Result, Sandbox, SandboxError, SandboxId, SandboxSpec,
+    IsolationLevel, Result, Sandbox, SandboxError, SandboxId, SandboxSpec,
 };
 
 /// What users choose this backend by.
@@ -341,6 +341,10 @@ fn refuse_network(spec: &SandboxSpec) -> Result<()> {
 impl IsolationBackend for LinuxBackend {
     fn name(&self) -> &str {
         NAME
+    }
+
+    fn level(&self) -> Option<IsolationLevel> {
+        Some(IsolationLevel::Namespace)
     }
 
     async fn probe(&self) -> Result<BackendCapabilities> {
