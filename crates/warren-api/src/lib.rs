@@ -32,7 +32,7 @@ use tokio_util::task::TaskTracker;
 use warren::shell::Shells;
 use warren::template::Templates;
 use warren::{
-    Base, Sandbox, SandboxId, SandboxManager, SandboxSelectionOptions, SandboxSession, SandboxSpec,
+    AcquireOptions, Base, Sandbox, SandboxId, SandboxManager, SandboxSelectionOptions, SandboxSession, SandboxSpec,
     SessionState,
 };
 
@@ -319,6 +319,18 @@ impl Api {
         base: &Base,
         options: &SandboxSelectionOptions,
     ) -> Result<(SandboxSession, Arc<dyn Sandbox>), ApiError> {
+        let (select, base) = (options.clone(), base.clone());
+        let options = AcquireOptions { select, base, ..AcquireOptions::default() };
+        self.acquire_with(who, spec, &options).await
+    }
+
+    /// Gives the caller a sandbox, with everything that can be asked for.
+    async fn acquire_with(
+        &self,
+        who: &Principal,
+        spec: &SandboxSpec,
+        options: &AcquireOptions,
+    ) -> Result<(SandboxSession, Arc<dyn Sandbox>), ApiError> {
         let client_id = who.client_id();
         let mut name = self.0.catalog.promise(&who.tenant, spec)?;
         if let (Some(before), Some(text)) = (name.before.clone(), name.text().map(str::to_owned)) {
@@ -334,7 +346,7 @@ impl Api {
             }
         }
         let promise = self.promise(who, spec).await?;
-        let (session, sandbox) = self.manager().acquire_on(spec, base, options, &client_id).await?;
+        let (session, sandbox) = self.manager().acquire_with(spec, options, &client_id).await?;
         let id = sandbox.id();
         if let (Some(before), Some(text)) = (&name.before, name.text())
             && before != id

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{Args, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
-use warren::{BindMount, Limit};
+use warren::{BindMount, Guarantee, IsolationLevel, Limit};
 
 use crate::commit::CommitArgs;
 use crate::execs::{ExecArgs, LogsArgs, PsArgs, ShellArgs, SignalArgs, WaitArgs};
@@ -40,10 +40,10 @@ pub(crate) enum Action {
     /// A limit that is given here holds or is an error. Sizes are written 512M or 1.5G, times 500ms,
     /// 30s or 2m; `none` takes a limit away.
     Run(Box<RunArgs>),
-    /// Try each layer of a sandbox on this host; say what holds and how to get what does not.
+    /// Try each backend on this host; say what it proved, what it lacks and how to get that.
     ///
-    /// A sandbox is made and each wall and limit is tried from inside. The exit code is 1 if no sandbox
-    /// can be made here.
+    /// A sandbox of each is made and each wall and limit is tried from inside. The exit code is 1 if none
+    /// that isolates can be made here.
     Doctor(DoctorArgs),
     /// Keep sandboxes for many clients: the daemon.
     ///
@@ -157,6 +157,14 @@ pub(crate) struct SpecArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) seccomp: Option<String>,
 
+    /// Weakest isolation that will do: process, namespace, container or kernel. The cheapest that proves
+    /// it is taken, and nothing weaker ever.
+    #[arg(long, value_name = "LEVEL", help_heading = "Isolation")]
+    pub(crate) isolation: Option<IsolationLevel>,
+    /// What may not be missing beside that: filesystem, network, process, limits, syscalls.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = "Isolation")]
+    pub(crate) require: Vec<Guarantee>,
+
     /// Show a path of the host, read-only, at the same place.
     #[arg(long, value_name = "PATH", help_heading = "Files")]
     pub(crate) ro: Vec<PathBuf>,
@@ -255,9 +263,9 @@ pub(crate) struct SettingArgs {
     /// How log lines are written: text or json.
     #[arg(long, value_name = "FORMAT")]
     pub(crate) log_format: Option<String>,
-    /// Backends to use, for tests.
-    #[arg(long, value_name = "NAMES", hide = true)]
-    pub(crate) backend: Option<String>,
+    /// Backends to use, as in linux,host; the cheapest that proves what a caller asks for is taken.
+    #[arg(long, value_name = "NAMES")]
+    pub(crate) backends: Option<String>,
 }
 
 /// How to serve.

@@ -65,6 +65,8 @@ pub(crate) fn create(args: &CreateArgs) -> Result<u8, Failure> {
         },
         seccomp_profile: spec.seccomp.clone(),
         labels: args.label.iter().cloned().collect(),
+        isolation: spec.isolation.map(|level| level.to_string()),
+        require: spec.require.iter().map(ToString::to_string).collect(),
         select: SelectBody {
             require_fresh: args.fresh,
             backend: args.backend.clone(),

@@ -12,6 +12,7 @@ use warren::image::{KnownRegistry, Login, Registries};
 use warren::{PoolConfig, SandboxManagerConfig, SessionTimeouts};
 
 use crate::args::{ConfigArgs, SettingArgs};
+use crate::backends;
 use crate::failure::Failure;
 use crate::output;
 use crate::units::{self, Cap};
@@ -201,8 +202,8 @@ impl Config {
         flag("state_dir", "--state-dir", text(&args.state_dir));
         flag("group", "--group", args.group.clone());
         flag("log_format", "--log-format", args.log_format.clone());
-        if let Some(backends) = &args.backend {
-            values.insert("backends", (Value::Many(split(backends)), Origin::Flag("--backend")));
+        if let Some(backends) = &args.backends {
+            values.insert("backends", (Value::Many(split(backends)), Origin::Flag("--backends")));
         }
         Self::new(values)
     }
@@ -246,11 +247,14 @@ impl Config {
             None => Err(read.wrong(name, "is empty", "write an absolute path")),
         };
         let backends = read.list("backends");
-        if let Some(other) =
-            backends.iter().find(|name| !matches!(name.as_str(), "linux" | "host" | "fake"))
-        {
-            let hint = "the backends are linux, and host, which isolates nothing";
-            return Err(read.wrong("backends", &format!("has no backend `{other}`"), hint));
+        if let Some(other) = backends.iter().find(|name| !backends::NAMES.contains(&name.as_str())) {
+            let reason = format!("has no backend `{other}`");
+            return Err(read.wrong("backends", &reason, backends::HINT));
+        }
+        if let Some(twice) = backends.iter().find(|name| {
+            backends.iter().filter(|other| other == name).count() > 1
+        }) {
+            return Err(read.wrong("backends", &format!("has `{twice}` twice"), "name each once"));
         }
         let registries = registries(&read)?;
         Ok(Self {
@@ -541,6 +545,7 @@ mod tests {
             ("max_sandboxes = -1\n", 1, "is no whole number"),
             ("listen = \"nowhere\"\n", 1, "is no address"),
             ("backends = [\"../../bin/sh\"]\n", 1, "has no backend"),
+            ("backends = [\"linux\", \"linux\"]\n", 1, "twice"),
         ] {
             let (_directory, args) = file(text);
             let failure = Config::load(&args, &around(&[])).expect_err(text);

@@ -47,6 +47,11 @@ impl Failure {
         Self { code: Cow::Borrowed(code), message: message.into(), hint: None, exit: OURS }
     }
 
+    /// Returns what went wrong, without the hint.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// Makes one of what the daemon answered.
     pub(crate) fn answered(status: u16, error: ErrorView) -> Self {
         let exit = match error.code.as_str() {

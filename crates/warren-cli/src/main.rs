@@ -1,6 +1,7 @@
 //! The one binary of Warren.
 
 mod args;
+mod backends;
 mod client;
 mod commands;
 mod commit;

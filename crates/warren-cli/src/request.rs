@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use warren::{BindMount, Command, CreateOptions, Limit, ResourceLimits, SandboxSpec};
+use warren::{BindMount, Command, CreateOptions, Guarantee, Limit, ResourceLimits, SandboxSpec};
 
 use crate::args::RunArgs;
 use crate::failure::Failure;
@@ -28,6 +28,9 @@ impl Request {
             ..CreateOptions::default()
         };
         let limits = limits(args, &mut options);
+        if args.spec.require.contains(&Guarantee::Limits) {
+            options.demanded = Limit::ALL.into();
+        }
         let binds = args.spec.bind.iter().map(|bind| {
             let source = absolute(caller, &bind.source)?;
             Ok(BindMount { source, ..bind.clone() })

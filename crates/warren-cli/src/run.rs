@@ -15,6 +15,7 @@ use warren::{
 };
 
 use crate::args::RunArgs;
+use crate::backends;
 use crate::failure::Failure;
 use crate::output::{self, Output, RunReport, say};
 use crate::program::{self, Caller};
@@ -29,6 +30,7 @@ const INSISTENCE: Duration = Duration::from_secs(2);
 
 /// Runs a command in a new sandbox and returns the exit code.
 pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
+    backends::pick(&backends::requirements(args.spec.isolation, &args.spec.require))?;
     // This process has one thread, and makes one sandbox.
     let backend = LinuxBackend::without_launcher()?;
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -11,8 +11,6 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::fmt::format::FmtSpan;
-use warren::backend::{FakeBackend, HostBackend, HostConfig, LinuxBackend};
-use warren::layers::Layers;
 use warren::store::sqlite::{Retention, SqliteStore};
 use warren::store::{Image, Store};
 use warren::template::Templates;
@@ -25,6 +23,7 @@ use warren_api::tls::{Certificate, TlsListener};
 use warren_api::{Api, Options, rest};
 
 use crate::args::ServeArgs;
+use crate::backends;
 use crate::config::{Config, LogFormat, Surroundings};
 use crate::failure::Failure;
 use crate::keys;
@@ -59,7 +58,8 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Failure> {
             .with_hint("make one first: warren key create TENANT"));
     }
     // Before any thread: the launcher of sandboxes is forked off here.
-    let backends = backends(&config)?;
+    let made = config.backends.iter().map(|name| backends::make(name, Some(&config.state_dir)));
+    let backends = made.collect::<Result<Vec<_>, _>>()?;
     // After that: a sandbox is to have no more than it had.
     raise_open_files();
     let (socket, listener) = Socket::bind(&config.socket, config.group.as_deref())?;
@@ -257,21 +257,6 @@ async fn manager(
     let (store, config) = (Arc::clone(store), config.manager.clone());
     let manager = DefaultSandboxManager::open(backends, config, store).await?;
     Ok((manager, Some(image)))
-}
-
-fn backends(config: &Config) -> Result<Vec<Arc<dyn IsolationBackend>>, Failure> {
-    let make = |name: &String| -> Result<Arc<dyn IsolationBackend>, Failure> {
-        Ok(match name.as_str() {
-            "host" => Arc::new(HostBackend::new(HostConfig { accept_no_isolation: true })),
-            "fake" => Arc::new(FakeBackend::new()),
-            _ => {
-                let layers = Layers::open(config.state_dir.join("storage"))?;
-                let runtime = config.state_dir.join("sandboxes");
-                Arc::new(LinuxBackend::with_layers(Some(runtime), layers)?)
-            }
-        })
-    };
-    config.backends.iter().map(make).collect()
 }
 
 /// Takes as many descriptors as the host lets us have: each connection and each sandbox needs some.

@@ -12,7 +12,8 @@ use uuid::Uuid;
 use warren::layers::Held;
 use warren::template::Defaults;
 use warren::{
-    AttachRequest, Base, ExecContext, Sandbox, SandboxError, SandboxId, SandboxSession, SandboxSpec,
+    AcquireOptions, AttachRequest, Base, ExecContext, Sandbox, SandboxError, SandboxId,
+    SandboxSession, SandboxSpec,
 };
 
 use super::wire::{
@@ -49,13 +50,15 @@ pub(crate) async fn create(
     headers: HeaderMap,
     body: Body<CreateSandboxBody>,
 ) -> Result<Response, ApiError> {
-    let (mut spec, options) = (checked(&who, &body.value)?, body.value.options()?);
+    let (mut spec, select) = (checked(&who, &body.value)?, body.value.options()?);
+    let isolation = body.value.isolation()?;
     let ground = ground(&api, &who, &body.value, &mut spec).await?;
+    let options = AcquireOptions { select, base: ground.base.clone(), isolation };
     let key = idempotency::key(&headers)?;
     let work = {
         let (api, who) = (api.clone(), who.clone());
         async move {
-            let (session, sandbox) = api.acquire_on(&who, &spec, &ground.base, &options).await?;
+            let (session, sandbox) = api.acquire_with(&who, &spec, &options).await?;
             if let Err(error) = api.begin(&*sandbox, &ground.defaults).await {
                 api.undo(&session).await;
                 return Err(error);
@@ -394,7 +397,8 @@ pub(super) async fn join(
         )
         .into());
     }
-    let spec = checked(who, &body.create.unwrap_or_default())?;
+    let create = body.create.unwrap_or_default();
+    let (spec, isolation) = (checked(who, &create)?, create.isolation()?);
     let known = api.sandbox(who, &id).await;
     let (client_id, made) = match (known, body.create_if_missing) {
         // It is joined as whoever has it, so that the manager knows the owner again.
@@ -418,7 +422,7 @@ pub(super) async fn join(
         create_if_missing: body.create_if_missing,
         create_spec: Some(spec.clone()),
     };
-    let result = api.manager().attach(request).await.map_err(|error| match error {
+    let result = api.manager().attach_with(request, &isolation).await.map_err(|error| match error {
         // Whose it is, is nobody's business.
         warren::SandboxError::AlreadyExists { .. } => ApiError::not_found("sandbox", id.as_str()),
         other => other.into(),

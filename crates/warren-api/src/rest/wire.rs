@@ -12,9 +12,9 @@ use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use warren::{
-    BindMount, Command, Enforcement, ExecCause, ExecReport, RequiredCapabilities, ResourceLimits,
-    ResourceUsage, SandboxCapabilities, SandboxError, SandboxId, SandboxSelectionOptions,
-    SandboxSession, SandboxSpec, SessionState,
+    BindMount, Command, Enforcement, ExecCause, ExecReport, IsolationRequirements,
+    RequiredCapabilities, ResourceLimits, ResourceUsage, SandboxCapabilities, SandboxError, SandboxId,
+    SandboxSelectionOptions, SandboxSession, SandboxSpec, SessionState, UnknownIsolation,
 };
 
 use crate::error::ApiError;
@@ -95,6 +95,13 @@ pub struct CreateSandboxBody {
     /// Labels to find it by.
     #[serde(deserialize_with = "unique", skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+    /// The weakest isolation that will do: `process`, `namespace`, `container` or `kernel`. Nothing weaker
+    /// is ever given, and the cheapest that will do is taken.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub isolation: Option<String>,
+    /// What may not be missing beside that: `filesystem`, `network`, `process`, `limits`, `syscalls`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub require: Vec<String>,
     /// Which sandbox may be given.
     pub select: SelectBody,
 }
@@ -283,6 +290,21 @@ impl CreateSandboxBody {
         };
         spec.validate()?;
         Ok(spec)
+    }
+
+    /// Returns how strongly the sandbox must be walled off.
+    pub(crate) fn isolation(&self) -> Result<IsolationRequirements, ApiError> {
+        let unknown = |field: &str, error: UnknownIsolation| {
+            let name = error.name.escape_debug();
+            let reason = format!("there is no {} `{name}`", error.what);
+            SandboxError::invalid(field, reason, format!("they are {}", error.known))
+        };
+        let level = self.isolation.as_deref().map(str::parse).transpose();
+        let require = self.require.iter().map(|name| name.parse()).collect::<Result<_, _>>();
+        Ok(IsolationRequirements {
+            level: level.map_err(|error| unknown("isolation", error))?,
+            require: require.map_err(|error| unknown("require", error))?,
+        })
     }
 
     /// Returns the selection that the body asks for.

@@ -33,6 +33,8 @@ async fn a_body_that_makes_no_sense_is_refused_with_its_position() {
         ("{\"limits\":{\"max_memory_bytes\":1}}", "invalid_spec", "max_memory_bytes"),
         ("{\"limits\":{\"max_processes\":0}}", "invalid_spec", "max_processes"),
         ("{\"creation_timeout_ms\":0}", "invalid_spec", "creation_timeout"),
+        ("{\"isolation\":\"vm\"}", "invalid_spec", "there is no isolation level `vm`"),
+        ("{\"require\":[\"ram\"]}", "invalid_spec", "there is no guarantee `ram`"),
         ("{\"name\":\"a b\"}", "invalid_spec", "name"),
         ("{\"name\":\"-rf\"}", "invalid_spec", "name"),
         ("{\"name\":\"\"}", "invalid_spec", "name"),

@@ -106,3 +106,23 @@ async fn contradicting_calls_at_once_end_in_one_legal_state() {
         assert_eq!(daemon.backend.counts().live, 0, "round {round}");
     }
 }
+
+#[tokio::test]
+async fn what_is_asked_for_is_the_weakest_that_is_given() {
+    let daemon = Daemon::new().await;
+    let made = daemon.call(ALICE, "POST", "/v1/sandboxes", json!({"isolation": "namespace"})).await;
+    made.expect(201);
+    let made = json!({"require": ["network", "limits"]});
+    daemon.call(ALICE, "POST", "/v1/sandboxes", made).await.expect(201);
+    let refused = daemon.call(ALICE, "POST", "/v1/sandboxes", json!({"isolation": "kernel"})).await;
+    assert_eq!(refused.code(), "no_match");
+    let message = refused.expect(422)["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("isolation level `kernel` (it has namespace)"), "{message}");
+    // Also of one that is there already.
+    let (sandbox, _) = daemon.create(ALICE, json!({})).await;
+    let path = format!("/v1/sandboxes/{sandbox}/attach");
+    let stronger = json!({"create": {"isolation": "container"}});
+    assert_eq!(daemon.call(ALICE, "POST", &path, stronger).await.code(), "no_match");
+    let same = json!({"create": {"isolation": "namespace"}});
+    daemon.call(ALICE, "POST", &path, same).await.expect(200);
+}

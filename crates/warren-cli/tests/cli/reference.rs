@@ -43,15 +43,39 @@ fn doctor_has_a_line_for_each_layer_and_the_same_as_an_object() {
     assert_eq!((seen.code, seen.stderr.as_str()), (Some(0), ""), "{seen:?}");
     let mut lines = seen.stdout.lines();
     let header: Vec<&str> = lines.next().unwrap().split_whitespace().collect();
-    assert_eq!(header, ["LAYER", "HOLDS", "DETAIL"]);
+    assert_eq!(header, ["BACKEND", "LEVEL", "USABLE", "PROVED", "LACKS", "BECAUSE"]);
+    let of = |name: &str| {
+        let line = seen.stdout.lines().find(|line| line.starts_with(&format!("{name} ")));
+        line.unwrap_or_else(|| panic!("{name}: {seen:?}")).split_whitespace().collect::<Vec<_>>()
+    };
+    assert_eq!(of("linux")[1..3], ["namespace", "yes"]);
+    assert_eq!(of("host")[1..4], ["-", "no", "-"], "it isolates nothing, and says so");
+    assert!(seen.stdout.contains("\nlinux:\nLAYER"), "{seen:?}");
     for layer in ["sandbox", "mounts", "network", "seccomp", "landlock", "memory"] {
         assert!(seen.stdout.lines().any(|line| line.starts_with(layer)), "{layer}: {seen:?}");
     }
     let seen = outcome(&mut warren(&["doctor", "--json"]));
     let report: serde_json::Value = serde_json::from_str(&seen.stdout).unwrap();
     assert_eq!(report["usable"], true);
+    let linux = report["backends"].as_array().unwrap().iter().find(|one| one["name"] == "linux");
+    let linux = linux.unwrap();
+    assert_eq!((&linux["level"], &linux["usable"]), (&"namespace".into(), &true.into()));
+    assert!(linux["proved"].as_array().unwrap().contains(&"network".into()), "{linux}");
     let findings = report["findings"].as_array().unwrap();
     assert!(
         findings.iter().any(|finding| finding["layer"] == "seccomp" && finding["holds"] == true)
     );
+}
+
+#[test]
+fn nothing_weaker_than_what_is_asked_for_ever_runs_a_command() {
+    let seen = outcome(&mut warren(&["run", "--isolation", "kernel", "--", "true"]));
+    assert_eq!(seen.code, Some(125), "{seen:?}");
+    assert!(seen.stderr.contains("backend `linux` lacks isolation level `kernel`"), "{seen:?}");
+    let seen = outcome(&mut warren(&["run", "--isolation", "namespace", "--", "echo", "in"]));
+    assert_eq!((seen.code, seen.stdout.as_str()), (Some(0), "in\n"), "control: {seen:?}");
+    let seen = outcome(&mut warren(&["run", "--isolation", "vm", "--", "true"]));
+    assert_eq!(seen.code, Some(2), "{seen:?}");
+    let seen = outcome(&mut warren(&["run", "--require", "network,ram", "--", "true"]));
+    assert_eq!(seen.code, Some(2), "{seen:?}");
 }

@@ -26,6 +26,11 @@ pub trait IsolationBackend: Send + Sync {
     /// Tries out what this host can enforce and reports what was proved.
     async fn probe(&self) -> Result<BackendCapabilities, SandboxError>;
 
+    /// As [`probe`](Self::probe), and says what was tried and how to mend what does not hold.
+    async fn inspect(&self) -> Result<Inspection, SandboxError> {
+        Ok(Inspection { capabilities: self.probe().await?, findings: Vec::new() })
+    }
+
     /// Builds a sandbox, or leaves nothing behind.
     ///
     /// The same as [`create_sandbox_with`](Self::create_sandbox_with) and the default options.
@@ -221,6 +226,29 @@ impl BackendCapabilities {
     pub fn is_soft_isolation(&self) -> bool {
         !self.filesystem_isolation && !self.syscall_filtering
     }
+}
+
+/// One layer of a backend's sandboxes, as this host has it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// Which layer.
+    pub layer: String,
+    /// Whether it holds, found by trying.
+    pub holds: bool,
+    /// What was tried and seen.
+    pub detail: String,
+    /// What would mend it, where it does not hold.
+    pub fix: Option<String>,
+}
+
+/// What a backend found out about its host.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Inspection {
+    /// What was proved.
+    pub capabilities: BackendCapabilities,
+    /// What was tried, one line a layer.
+    pub findings: Vec<Finding>,
 }
 
 /// How a backend does right now.

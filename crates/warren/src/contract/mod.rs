@@ -24,7 +24,9 @@ mod session;
 mod snapshot;
 mod spec;
 
-pub use backend::{BackendCapabilities, BackendHealth, CreateOptions, IsolationBackend};
+pub use backend::{
+    BackendCapabilities, BackendHealth, CreateOptions, Finding, Inspection, IsolationBackend,
+};
 pub use base::{Base, HostTools, LayerId, MAX_LAYERS};
 pub use capabilities::{Enforcement, Layer, SandboxCapabilities};
 pub use command::Command;

@@ -27,7 +27,7 @@ mod sandbox;
 mod snapshot;
 
 pub use execution::{Ending, Execution, Stdio};
-pub use probe::{Finding, HostReport};
+pub use probe::HostReport;
 pub use sandbox::LinuxSandbox;
 
 use std::collections::{HashMap, HashSet};
@@ -47,8 +47,8 @@ use crate::backend::ExecPlan;
 use crate::layers::Layers;
 use crate::profile::{self, Profile, Seccomp};
 use crate::{
-    BackendCapabilities, BackendHealth, Command, CreateOptions, ExecContext, IsolationBackend,
-    IsolationLevel, Result, Sandbox, SandboxError, SandboxId, SandboxSpec,
+    BackendCapabilities, BackendHealth, Command, CreateOptions, ExecContext, Inspection,
+    IsolationBackend, IsolationLevel, Result, Sandbox, SandboxError, SandboxId, SandboxSpec,
 };
 
 /// What users choose this backend by.
@@ -349,6 +349,12 @@ impl IsolationBackend for LinuxBackend {
 
     async fn probe(&self) -> Result<BackendCapabilities> {
         Ok(self.examine().await.capabilities(self.inner.runtime.is_some()))
+    }
+
+    async fn inspect(&self) -> Result<Inspection> {
+        let report = self.examine().await;
+        let capabilities = report.capabilities(self.inner.runtime.is_some());
+        Ok(Inspection { capabilities, findings: report.findings })
     }
 
     fn layers(&self) -> Option<&Layers> {

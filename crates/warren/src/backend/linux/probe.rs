@@ -9,22 +9,9 @@ use super::host::{Controller, Privilege};
 use super::{LinuxBackend, NAME, limits};
 use crate::profile;
 use crate::{
-    BackendCapabilities, Bound, Command, CreateOptions, ExecCause, ExecContext, Limit,
+    BackendCapabilities, Bound, Command, CreateOptions, ExecCause, ExecContext, Finding, Limit,
     ResourceLimits, Sandbox, SandboxId, SandboxSpec,
 };
-
-/// One layer of a sandbox, as this host has it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Finding {
-    /// Which layer.
-    pub layer: String,
-    /// Whether it holds, found by trying.
-    pub holds: bool,
-    /// What was tried and seen.
-    pub detail: String,
-    /// What would mend it, where it does not hold.
-    pub fix: Option<String>,
-}
 
 /// Everything that was tried on this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]

@@ -1,0 +1,83 @@
+//! The backends by name: what `serve` keeps, what `run` chooses from, what `doctor` looks at.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use warren::backend::{FakeBackend, HostBackend, HostConfig, LinuxBackend};
+use warren::layers::Layers;
+use warren::{
+    BackendCapabilities, Guarantee, IsolationBackend, IsolationLevel, IsolationRequirements,
+    SandboxError,
+};
+
+use crate::failure::Failure;
+
+/// What users may name, the cheapest first. `fake` runs nothing, and is there for tests.
+pub(crate) const NAMES: [&str; 3] = ["linux", "host", "fake"];
+
+/// Those that wall anything off and can run one command without a daemon, the cheapest first.
+const LADDER: [(&str, IsolationLevel); 1] = [("linux", IsolationLevel::Namespace)];
+
+/// What people are told who wrote another name.
+pub(crate) const HINT: &str = "the backends are linux, and host, which isolates nothing";
+
+/// Makes a backend that keeps its state below a directory, if it is given one.
+///
+/// To be called before there is any thread.
+pub(crate) fn make(
+    name: &str,
+    state_dir: Option<&Path>,
+) -> Result<Arc<dyn IsolationBackend>, Failure> {
+    Ok(match (name, state_dir) {
+        ("host", _) => Arc::new(HostBackend::new(HostConfig { accept_no_isolation: true })),
+        ("fake", _) => Arc::new(FakeBackend::new()),
+        (_, None) => Arc::new(LinuxBackend::new()?),
+        (_, Some(state_dir)) => {
+            let layers = Layers::open(state_dir.join("storage"))?;
+            Arc::new(LinuxBackend::with_layers(Some(state_dir.join("sandboxes")), layers)?)
+        }
+    })
+}
+
+/// Returns which backend runs one command: the cheapest whose level will do. That its walls stand is tried
+/// when the sandbox is made, and a wall that does not is an error.
+pub(crate) fn pick(asked: &IsolationRequirements) -> Result<&'static str, Failure> {
+    let mut missing = Vec::new();
+    for (name, level) in LADDER {
+        // What it claims, to be proved by making it; limits are proved one by one.
+        let mut claims = BackendCapabilities { resource_limits: true, ..Default::default() };
+        let proves = level.guarantees();
+        claims.filesystem_isolation = proves.contains(&Guarantee::Filesystem);
+        claims.network_isolation = proves.contains(&Guarantee::Network);
+        claims.process_isolation = proves.contains(&Guarantee::Process);
+        claims.syscall_filtering = proves.contains(&Guarantee::Syscalls);
+        match asked.lacking(Some(level), &claims) {
+            lacks if lacks.is_empty() => return Ok(name),
+            lacks => missing.push(format!("backend `{name}` lacks {}", lacks.join(", "))),
+        }
+    }
+    Err(SandboxError::NoMatch { missing }.into())
+}
+
+/// Reads `--isolation` and `--require`.
+pub(crate) fn requirements(
+    level: Option<IsolationLevel>,
+    require: &[Guarantee],
+) -> IsolationRequirements {
+    IsolationRequirements { level, require: require.iter().copied().collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_command_runs_on_the_cheapest_rung_that_will_do_or_not_at_all() {
+        let pick = |level, require: &[Guarantee]| super::pick(&requirements(level, require));
+        assert_eq!(pick(None, &[]), Ok("linux"));
+        assert_eq!(pick(None, &Guarantee::ALL), Ok("linux"));
+        assert_eq!(pick(Some(IsolationLevel::Namespace), &[Guarantee::Limits]), Ok("linux"));
+        let none = pick(Some(IsolationLevel::Kernel), &[]).unwrap_err();
+        assert!(format!("{none:?}").contains("(it has namespace)"), "{none:?}");
+    }
+}
