@@ -32,8 +32,8 @@ use tokio_util::task::TaskTracker;
 use warren::shell::Shells;
 use warren::template::Templates;
 use warren::{
-    AcquireOptions, Base, Sandbox, SandboxId, SandboxManager, SandboxSelectionOptions, SandboxSession, SandboxSpec,
-    SessionState,
+    AcquireOptions, Base, Sandbox, SandboxId, SandboxManager, SandboxSelectionOptions,
+    SandboxSession, SandboxSpec, SessionState,
 };
 
 pub use error::{ApiError, ErrorBody, ErrorView};

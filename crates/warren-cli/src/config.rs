@@ -247,13 +247,14 @@ impl Config {
             None => Err(read.wrong(name, "is empty", "write an absolute path")),
         };
         let backends = read.list("backends");
-        if let Some(other) = backends.iter().find(|name| !backends::NAMES.contains(&name.as_str())) {
+        if let Some(other) = backends.iter().find(|name| !backends::NAMES.contains(&name.as_str()))
+        {
             let reason = format!("has no backend `{other}`");
             return Err(read.wrong("backends", &reason, backends::HINT));
         }
-        if let Some(twice) = backends.iter().find(|name| {
-            backends.iter().filter(|other| other == name).count() > 1
-        }) {
+        if let Some(twice) =
+            backends.iter().find(|name| backends.iter().filter(|other| other == name).count() > 1)
+        {
             return Err(read.wrong("backends", &format!("has `{twice}` twice"), "name each once"));
         }
         let registries = registries(&read)?;

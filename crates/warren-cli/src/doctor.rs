@@ -156,10 +156,18 @@ mod tests {
         let broken = Backend::new("linux", level, Err("no namespaces".into()));
         assert!(!broken.usable && broken.proved.is_empty());
         let text = written(&[whole, broken]);
-        let rows: Vec<Vec<&str>> =
-            text.lines().map(|line| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect()).collect();
-        assert_eq!(rows[1], ["linux", "namespace", "yes", "filesystem network process syscalls", "limits"]);
-        assert_eq!(rows[2][2..], ["no", "-", "filesystem network process limits syscalls", "no namespaces"]);
+        let rows: Vec<Vec<&str>> = text
+            .lines()
+            .map(|line| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect())
+            .collect();
+        assert_eq!(
+            rows[1],
+            ["linux", "namespace", "yes", "filesystem network process syscalls", "limits"]
+        );
+        assert_eq!(
+            rows[2][2..],
+            ["no", "-", "filesystem network process limits syscalls", "no namespaces"]
+        );
     }
 
     #[test]

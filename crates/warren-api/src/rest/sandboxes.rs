@@ -422,11 +422,14 @@ pub(super) async fn join(
         create_if_missing: body.create_if_missing,
         create_spec: Some(spec.clone()),
     };
-    let result = api.manager().attach_with(request, &isolation).await.map_err(|error| match error {
-        // Whose it is, is nobody's business.
-        warren::SandboxError::AlreadyExists { .. } => ApiError::not_found("sandbox", id.as_str()),
-        other => other.into(),
-    })?;
+    let result =
+        api.manager().attach_with(request, &isolation).await.map_err(|error| match error {
+            // Whose it is, is nobody's business.
+            warren::SandboxError::AlreadyExists { .. } => {
+                ApiError::not_found("sandbox", id.as_str())
+            }
+            other => other.into(),
+        })?;
     if let Some((promise, name)) = made {
         promise.keep(&id);
         name.keep(principal::split(&client_id).0, &id, &spec.labels);

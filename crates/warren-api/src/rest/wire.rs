@@ -13,8 +13,9 @@ use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use warren::{
     BindMount, Command, Enforcement, ExecCause, ExecReport, IsolationRequirements,
-    RequiredCapabilities, ResourceLimits, ResourceUsage, SandboxCapabilities, SandboxError, SandboxId,
-    SandboxSelectionOptions, SandboxSession, SandboxSpec, SessionState, UnknownIsolation,
+    RequiredCapabilities, ResourceLimits, ResourceUsage, SandboxCapabilities, SandboxError,
+    SandboxId, SandboxSelectionOptions, SandboxSession, SandboxSpec, SessionState,
+    UnknownIsolation,
 };
 
 use crate::error::ApiError;

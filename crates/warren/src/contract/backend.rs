@@ -7,9 +7,7 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
-use super::{
-    Base, IsolationLevel, Limit, Result, Sandbox, SandboxError, SandboxId, SandboxSpec,
-};
+use super::{Base, IsolationLevel, Limit, Result, Sandbox, SandboxError, SandboxId, SandboxSpec};
 
 /// One way of walling sandboxes off from the host.
 #[async_trait]

@@ -273,7 +273,8 @@ mod tests {
         use IsolationLevel::{Kernel, Namespace, Process};
         type Change = fn(&mut BackendCapabilities);
         let any: &[Guarantee] = &[];
-        let rows: [(Option<IsolationLevel>, &[Guarantee], Option<IsolationLevel>, Change, &str); 9] = [
+        let rows: [(Option<IsolationLevel>, &[Guarantee], Option<IsolationLevel>, Change, &str);
+            9] = [
             (None, any, Some(Namespace), |_| {}, ""),
             (None, any, None, |_| {}, ""),
             (None, any, Some(Process), |b| b.process_isolation = false, "process isolation"),
@@ -295,7 +296,13 @@ mod tests {
             ),
             (Some(Namespace), any, Some(Kernel), |b| b.resource_limits = false, ""),
             // A level counts only with the walls that it stands for.
-            (Some(Namespace), any, Some(Kernel), |b| b.network_isolation = false, "network isolation"),
+            (
+                Some(Namespace),
+                any,
+                Some(Kernel),
+                |b| b.network_isolation = false,
+                "network isolation",
+            ),
         ];
         for (level, require, has, change, expected) in rows {
             let mut backend = walled();

@@ -7,9 +7,9 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AcquireOptions, AttachRequest, AttachResult, Base, ForkOptions, IsolationRequirements, PoolConfig,
-    Result, Sandbox, SandboxError, SandboxId, SandboxSelectionOptions, SandboxSession, SandboxSpec,
-    SessionTimeouts, Snapshot, SnapshotOptions,
+    AcquireOptions, AttachRequest, AttachResult, Base, ForkOptions, IsolationRequirements,
+    PoolConfig, Result, Sandbox, SandboxError, SandboxId, SandboxSelectionOptions, SandboxSession,
+    SandboxSpec, SessionTimeouts, Snapshot, SnapshotOptions,
 };
 
 fn no_snapshots() -> SandboxError {

@@ -41,12 +41,7 @@ pub(super) enum Request {
     /// Begin a session, or go on with one that rests.
     Join { client: String, join: Join, fresh: bool, reply: Reply<Joined> },
     /// Make a warm sandbox that was set aside for this client the client's.
-    Claim {
-        spec: Arc<SandboxSpec>,
-        client: String,
-        needs: Needs,
-        reply: Reply<Claimed>,
-    },
+    Claim { spec: Arc<SandboxSpec>, client: String, needs: Needs, reply: Reply<Claimed> },
     /// Move a session.
     Move { session_id: String, wanted: Wanted, reply: Reply<SandboxSession> },
     /// Make layers of what was written.

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use crate::{
-    AcquireOptions, BackendCapabilities, Bound, Guarantee, IsolationLevel, IsolationRequirements, Limit,
-    RequiredCapabilities, Sandbox, SandboxCapabilities, SandboxSpec,
+    AcquireOptions, BackendCapabilities, Bound, Guarantee, IsolationLevel, IsolationRequirements,
+    Limit, RequiredCapabilities, Sandbox, SandboxCapabilities, SandboxSpec,
 };
 
 /// How a backend came to be considered.

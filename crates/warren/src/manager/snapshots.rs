@@ -320,9 +320,7 @@ impl Inner {
         blocking(move || writer.put(&id, &record)).await?;
         let make = |id: SandboxId| {
             let (fitting, spec, base) = (&fitting, &spec, &base);
-            async move {
-                self.create(fitting, (spec, base), Some(&id), Needs::default(), client).await
-            }
+            async move { self.create(fitting, (spec, base), Some(&id), Needs::default(), client).await }
         };
         let made = join_all(ids.into_iter().map(make)).await;
         let (made, failed): (Vec<_>, Vec<_>) = made.into_iter().partition(Result::is_ok);

@@ -84,7 +84,10 @@ async fn a5_a_rung_that_does_not_prove_its_walls_is_passed_over_and_never_below(
 #[tokio::test(start_paused = true)]
 async fn a5_each_guarantee_can_be_required_on_its_own() {
     for (guarantee, take) in [
-        (Guarantee::Filesystem, (|c| c.filesystem_isolation = false) as fn(&mut BackendCapabilities)),
+        (
+            Guarantee::Filesystem,
+            (|c| c.filesystem_isolation = false) as fn(&mut BackendCapabilities),
+        ),
         (Guarantee::Network, |c| c.network_isolation = false),
         (Guarantee::Process, |c| c.process_isolation = false),
         (Guarantee::Limits, |c| c.resource_limits = false),
