@@ -102,13 +102,12 @@ static void make_groups(int number) {
     }
 }
 
-static void join_groups(pid_t pid) {
-    static char path[160], text[16];
-    snprintf(text, sizeof text, "%d", pid);
-    // Not cgroup.procs, which waits for an RCU grace period.
+// By the process itself, and not by cgroup.procs: else the kernel waits for an RCU grace period.
+static void join_groups(void) {
+    static char path[160];
     for (int i = 0; !is_v2 && i < GROUPS; i++) {
         snprintf(path, sizeof path, "%s/tasks", groups[i].path);
-        put(path, text);
+        put(path, "0");
     }
 }
 
@@ -223,6 +222,7 @@ static pid_t launch(int number, int agent) {
     if (child == 0) {
         char byte;
         close(go[1]);
+        if (with_cgroups) join_groups();
         if (read(go[0], &byte, 1) != 1) _exit(125);
         check(setgroups(0, NULL), "leave the groups");
         check(syscall(SYS_setresgid, 0, 0, 0), "setresgid");
@@ -241,7 +241,6 @@ static pid_t launch(int number, int agent) {
     put(path, map);
     snprintf(path, sizeof path, "/proc/%d/gid_map", child);
     put(path, map);
-    if (with_cgroups) join_groups(child);
     close(go[0]);
     check(write(go[1], "", 1), "let the child go");
     close(go[1]);
