@@ -230,7 +230,7 @@ impl Census {
         Some(Seen { pid, mark: self.mark_of(pid)?, cpu, resident })
     }
 
-    /// Reads the mark that `process::set_mark` left on a process.
+    /// Reads the mark of a process, [`process::MARK`].
     pub(crate) fn mark_of(&self, pid: i32) -> Option<u64> {
         let limits = self.read(pid, "limits")?;
         let line = limits.lines().find_map(|line| line.strip_prefix("Max file locks"))?;

@@ -1,31 +1,58 @@
 //! Starting a command: the last steps between init and somebody else's program.
 
-use std::ffi::OsStr;
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::sync::Arc;
 
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::Resource;
 use rustix::pty::OpenptFlags;
-use warren_sys::process::{self, Fork, Namespaces, SingleThreaded};
+use rustix::thread::{Gid, Uid};
+use warren_sys::process::SingleThreaded;
 use warren_sys::seccomp::{self, Instruction};
-use warren_sys::{cred, fd};
+use warren_sys::spawn::{self, Outcome, Program, Starting, Step};
+use warren_sys::{cred, process};
 
 use crate::account::{Leaf, Work};
 use crate::plan::{Users, WORKLOAD_ID};
 use crate::protocol::{Exec, Stage};
 use crate::users::User;
 
-/// A command that was forked and has not said yet whether its program could be executed.
+/// A command that was started and has not said yet whether its program could be executed.
 #[derive(Debug)]
-pub(crate) struct Forked {
-    pub(crate) pid: rustix::process::Pid,
-    /// Closes when the program runs; says what failed if it does not.
-    pub(crate) outcome: OwnedFd,
+pub(crate) struct Started {
+    starting: Starting,
+    /// To which stage each of its steps belongs.
+    stages: Vec<Stage>,
+}
+
+/// Why a command does not run.
+pub(crate) type Refusal = (Stage, i32);
+
+impl Started {
+    pub(crate) fn pid(&self) -> rustix::process::Pid {
+        self.starting.pid()
+    }
+
+    /// Looks whether its program runs: `None` if that is not known yet.
+    pub(crate) fn outcome(&mut self) -> Option<Result<(), Refusal>> {
+        match self.starting.outcome() {
+            Outcome::Pending => None,
+            Outcome::Gone => Some(Ok(())),
+            Outcome::Failed(step, errno) => {
+                let stage = self.stages.get(step).copied().unwrap_or(Stage::Program);
+                Some(Err((stage, errno.raw_os_error())))
+            }
+        }
+    }
+}
+
+impl AsFd for Started {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.starting.as_fd()
+    }
 }
 
 /// What a command gets of its streams.
@@ -41,7 +68,7 @@ pub(crate) struct Ends {
 #[derive(Debug)]
 pub(crate) struct Starter {
     pub(crate) proof: SingleThreaded,
-    pub(crate) filters: Vec<Vec<Instruction>>,
+    pub(crate) filters: Vec<Arc<[Instruction]>>,
     pub(crate) nice: i32,
     pub(crate) users: Users,
 }
@@ -54,55 +81,71 @@ impl Starter {
         ends: &Ends,
         group: Option<(&Work, &Leaf)>,
         mark: u64,
-    ) -> io::Result<Forked> {
-        let (outcome, report) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        // Out of the way of the descriptors that the command gets.
-        let report = rustix::io::fcntl_dupfd_cloexec(&report, 16)?;
-        let fork = |cgroup| process::fork(&self.proof, Namespaces::NONE, cgroup);
-        let forked = match group {
-            // Whether a process may be born in a group is checked like a write to its files.
-            Some((work, leaf)) => work.as_owner(|_| fork(Some(leaf.group.as_fd()))),
-            None => fork(None),
+    ) -> Result<Started, Refusal> {
+        let at = |stage| move |errno: Errno| (stage, errno.raw_os_error());
+        let user = exec.user.as_ref().map(|user| find(&user.name)).transpose();
+        let user = user.map_err(|error| (Stage::User, errno(&error)))?;
+        let (steps, stages) = self.steps(exec, user.as_ref(), ends, mark)?.into_iter().unzip();
+        let program = Program::new(&exec.program, &exec.args, &environment(exec, user.as_ref()));
+        let program = program.map_err(at(Stage::Program))?;
+        let streams: Vec<BorrowedFd<'_>> = match (&ends.terminal, ends.streams.len()) {
+            (Some(terminal), _) => vec![terminal.as_fd(); 3],
+            (None, 3..) => ends.streams.iter().map(AsFd::as_fd).collect(),
+            (None, _) => return Err(at(Stage::Fork)(Errno::BADF)),
         };
-        match forked? {
-            Fork::Child => {
-                let (stage, errno) = self.become_command(exec, ends, &report, mark);
-                let _ = rustix::io::write(&report, &encode(stage, errno));
-                process::exit_now(127)
-            }
-            Fork::Parent { child, .. } => Ok(Forked { pid: child, outcome }),
-        }
+        let start = |cgroup| spawn::start(&self.proof, steps, program, &streams, cgroup);
+        let starting = match group {
+            // Whether a process may be born in a group is checked like a write to its files.
+            Some((work, leaf)) => work.as_owner(|_| start(Some(leaf.group.as_fd()))),
+            None => start(None),
+        };
+        let starting = starting.map_err(|error| (Stage::Fork, errno(&error)))?;
+        Ok(Started { starting, stages })
     }
 
-    /// Becomes the command, in a fresh copy of init; returns only what failed.
-    fn become_command(
+    /// Lists what a command's process does before it executes its program, and which stage that is.
+    fn steps(
         &self,
         exec: &Exec,
+        user: Option<&User>,
         ends: &Ends,
-        report: &OwnedFd,
         mark: u64,
-    ) -> (Stage, i32) {
-        if let Err(error) = self.prepare(exec, ends, report, mark) {
-            return (Stage::Prepare, errno(&error));
+    ) -> Result<Vec<(Step, Stage)>, Refusal> {
+        let terminal = ends.terminal.is_some();
+        // Nothing of init's may be open when a path is walked that the sandbox can have written: a
+        // working directory of /proc/self/fd/N would lead there.
+        let mut prepare = vec![Step::NewSession { terminal }, Step::CloseOthers];
+        prepare.push(Step::Limit(process::MARK, mark));
+        prepare.extend(exec.open_files.map(|files| Step::Limit(Resource::Nofile, files)));
+        prepare.extend((self.nice != 0).then_some(Step::Nice(self.nice)));
+        prepare.push(Step::DefaultSignals);
+        let mut become_user = Vec::new();
+        let (uid, gid) = user.map_or((WORKLOAD_ID, WORKLOAD_ID), |user| (user.uid, user.gid));
+        match self.users {
+            Users::One if (uid, gid) == (WORKLOAD_ID, WORKLOAD_ID) => {}
+            // Init has no rights that it could give to anybody.
+            Users::One => return Err((Stage::User, Errno::PERM.raw_os_error())),
+            // It keeps what init holds until the filters are installed.
+            Users::Several { .. } => {
+                let groups = user.iter().flat_map(|user| &user.groups).copied().map(Gid::from_raw);
+                become_user.extend([Step::UseCapabilities, Step::Groups(groups.collect())]);
+            }
         }
-        let user = match exec.user.as_ref().map(|user| find(&user.name)).transpose() {
-            Ok(user) => user,
-            Err(error) => return (Stage::User, errno(&error)),
-        };
-        if let Err(error) = self.become_user(user.as_ref()) {
-            return (Stage::User, errno(&error));
-        }
-        let workdir = match (&user, &exec.user) {
+        become_user.push(Step::Become(Uid::from_raw(uid), Gid::from_raw(gid)));
+        let workdir = match (user, &exec.user) {
             (Some(user), Some(wanted)) => user.place(&wanted.workdir),
             _ => Some(exec.workdir.clone()),
         };
-        if let Err(error) = workdir.ok_or_else(|| Errno::INVAL.into()).and_then(|dir| enter(&dir)) {
-            return (Stage::Workdir, errno(&error));
-        }
-        if let Err(error) = self.install_filters() {
-            return (Stage::Prepare, errno(&error));
-        }
-        (Stage::Program, errno(&execute(exec, user.as_ref())))
+        let workdir = workdir.and_then(|workdir| CString::new(workdir).ok());
+        let workdir = workdir.ok_or((Stage::Workdir, Errno::INVAL.raw_os_error()))?;
+        // What only init may call, and then every capability. One of root's has those of the bounding
+        // set again once it is executed.
+        let mut filters: Vec<Step> = self.filters.iter().cloned().map(Step::Filter).collect();
+        filters.extend(matches!(self.users, Users::Several { .. }).then_some(Step::DropCapabilities));
+        let steps = prepare.into_iter().map(|step| (step, Stage::Prepare));
+        let steps = steps.chain(become_user.into_iter().map(|step| (step, Stage::User)));
+        let steps = steps.chain([(Step::Enter(workdir), Stage::Workdir)]);
+        Ok(steps.chain(filters.into_iter().map(|step| (step, Stage::Prepare))).collect())
     }
 
     /// Takes away from a command what only init may call, and then every capability. One of root's
@@ -135,37 +178,6 @@ impl Starter {
             }
         }
     }
-
-    fn prepare(&self, exec: &Exec, ends: &Ends, report: &OwnedFd, mark: u64) -> io::Result<()> {
-        rustix::process::setsid()?;
-        let streams: Vec<BorrowedFd<'_>> = match (&ends.terminal, ends.streams.len()) {
-            (Some(terminal), _) => vec![terminal.as_fd(); 3],
-            (None, 3..) => ends.streams.iter().map(AsFd::as_fd).collect(),
-            (None, _) => return Err(Errno::BADF.into()),
-        };
-        if let Some(terminal) = &ends.terminal {
-            rustix::process::ioctl_tiocsctty(terminal)?;
-        }
-        let count = streams.len();
-        for (stream, number) in streams.into_iter().zip(0..) {
-            fd::install_as(stream, number)?;
-        }
-        // Nothing of init's may be open when a path is walked that the sandbox can have written:
-        // a working directory of /proc/self/fd/N would lead there.
-        let numbers = 0..i32::try_from(count).unwrap_or(3);
-        let streams = numbers.map(fd::inherited).collect::<io::Result<Vec<_>>>()?;
-        fd::close_all_except(&streams.iter().chain([report]).collect::<Vec<_>>())?;
-        std::mem::forget(streams);
-        process::set_mark(mark)?;
-        if let Some(files) = exec.open_files {
-            process::limit(Resource::Nofile, files)?;
-        }
-        if self.nice != 0 {
-            rustix::process::setpriority_process(None, self.nice)?;
-        }
-        process::default_signals();
-        Ok(())
-    }
 }
 
 /// Finds one of the sandbox's users.
@@ -173,28 +185,13 @@ fn find(name: &[u8]) -> io::Result<User> {
     User::find(name)?.ok_or_else(|| Errno::NOENT.into())
 }
 
-/// Enters `workdir` without passing through a link of `/proc`.
-fn enter(workdir: &[u8]) -> io::Result<()> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let place =
-        rustix::fs::openat2(CWD, workdir, flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS)?;
-    Ok(rustix::process::fchdir(place)?)
-}
-
-fn execute(exec: &Exec, user: Option<&User>) -> io::Error {
-    let mut command = Command::new(OsStr::from_bytes(&exec.program));
-    command.env_clear().args(exec.args.iter().map(|arg| OsStr::from_bytes(arg)));
-    if let Some(user) = user {
-        let name = OsStr::from_bytes(&user.name);
-        command.env("HOME", OsStr::from_bytes(&user.home)).env("USER", name).env("LOGNAME", name);
-    }
-    for variable in &exec.env {
-        let equals = variable.iter().position(|byte| *byte == b'=').unwrap_or(variable.len());
-        let (name, value) = variable.split_at(equals);
-        let value = value.get(1..).unwrap_or_default();
-        command.env(OsStr::from_bytes(name), OsStr::from_bytes(value));
-    }
-    command.exec()
+/// Returns the variables of a command; of two with one name the last counts.
+fn environment(exec: &Exec, user: Option<&User>) -> Vec<Vec<u8>> {
+    let own = user.into_iter().flat_map(|user| {
+        let pair = |name: &[u8], value: &[u8]| [name, b"=", value].concat();
+        [pair(b"HOME", &user.home), pair(b"USER", &user.name), pair(b"LOGNAME", &user.name)]
+    });
+    own.chain(exec.env.iter().cloned()).collect()
 }
 
 /// Opens what a command reads that has nothing to read.
@@ -221,16 +218,4 @@ pub(crate) fn resize(terminal: &OwnedFd, rows: u16, columns: u16) -> io::Result<
 
 fn errno(error: &io::Error) -> i32 {
     error.raw_os_error().unwrap_or(Errno::INVAL.raw_os_error())
-}
-
-fn encode(stage: Stage, errno: i32) -> Vec<u8> {
-    postcard::to_allocvec(&(stage, errno)).unwrap_or_default()
-}
-
-/// Understands what a child wrote that could not become its command; `None` if it could.
-pub(crate) fn outcome(bytes: &[u8]) -> Option<(Stage, i32)> {
-    if bytes.is_empty() {
-        return None;
-    }
-    Some(postcard::from_bytes(bytes).unwrap_or((Stage::Prepare, Errno::INVAL.raw_os_error())))
 }

@@ -16,7 +16,7 @@ use warren_sys::socket;
 
 use crate::account::{Census, Leaf, Meter, Seen, Work, freeze_all};
 use crate::apply::Inherited;
-use crate::exec::{self, Ends, Starter};
+use crate::exec::{self, Ends, Refusal, Started, Starter};
 use crate::launcher::{drain, is_about_one_message};
 use crate::log::Room;
 use crate::logged::Logged;
@@ -45,10 +45,10 @@ struct Running {
     pid: Pid,
     /// To whoever asked for it, as long as it listens.
     channel: Option<OwnedFd>,
-    /// Open until its program runs.
-    starting: Option<OwnedFd>,
+    /// There until its program runs.
+    starting: Option<Started>,
     /// What it could not do, if its program does not run.
-    refused: Option<(Stage, i32)>,
+    refused: Option<Refusal>,
     terminal: Option<OwnedFd>,
     /// The reading ends of its output, should whoever reads them go.
     spare: Vec<OwnedFd>,
@@ -127,8 +127,7 @@ pub(crate) fn serve(
 ) {
     let Ok(proof) = SingleThreaded::claim() else { return };
     let Ok(children) = process::child_events() else { return };
-    let program =
-        |bits: &Vec<u64>| bits.iter().copied().map(Instruction::from_bits).collect::<Vec<_>>();
+    let program = |bits: &Vec<u64>| bits.iter().copied().map(Instruction::from_bits).collect();
     let filters = plan.filter.workload.iter().map(program).collect();
     let Ok(control) = control.try_clone() else { return };
     let owner = plan.identity.init_id();
@@ -167,8 +166,10 @@ impl Init<'_> {
         fds.extend(self.controls.iter().map(|control| PollFd::new(control, PollFlags::IN)));
         for pid in &pids {
             let running = &self.running[pid];
-            let ends = [running.channel.as_ref(), running.starting.as_ref()];
-            fds.extend(ends.into_iter().flatten().map(|end| PollFd::new(end, PollFlags::IN)));
+            let starting = running.starting.as_ref().map(AsFd::as_fd);
+            let ends = [running.channel.as_ref().map(AsFd::as_fd), starting];
+            let ends = ends.into_iter().flatten();
+            fds.extend(ends.map(|end| PollFd::from_borrowed_fd(end, PollFlags::IN)));
         }
         fds.extend(self.listener.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
         fds.extend(self.unread.iter().map(|pipe| PollFd::new(pipe, PollFlags::IN)));
@@ -311,24 +312,27 @@ impl Init<'_> {
         };
         let started = Instant::now();
         let group = self.work.as_ref().zip(leaf.as_ref());
-        let forked = prepare_streams(exec, fds).and_then(|prepared| {
+        let prepared = prepare_streams(exec, fds)
+            .map_err(|error| (Stage::Fork, error.raw_os_error().unwrap_or_default()));
+        let starting = prepared.and_then(|prepared| {
             Ok((self.starter.start(exec, &prepared.ends, group, mark)?, prepared))
         });
-        let (forked, prepared) = match forked {
-            Ok(forked) => forked,
-            Err(error) => {
+        let (starting, prepared) = match starting {
+            Ok(starting) => starting,
+            Err((stage, errno)) => {
                 // The group of a command that was never started must not stay.
                 if let (Some(work), Some(leaf)) = (&self.work, &leaf) {
                     work.remove(leaf);
                 }
-                return refuse(Stage::Fork, error.raw_os_error().unwrap_or_default());
+                return refuse(stage, errno);
             }
         };
+        let pid = starting.pid();
         let cpu_limit = exec.cpu_ms.map(Duration::from_millis);
         let running = Running {
-            pid: forked.pid,
+            pid,
             channel: Some(channel),
-            starting: Some(forked.outcome),
+            starting: Some(starting),
             refused: None,
             terminal: prepared.terminal,
             spare: prepared.spare,
@@ -349,7 +353,7 @@ impl Init<'_> {
             self.next_memory_look = Some(started + MEMORY_INTERVAL);
         }
         self.logs.extend(prepared.logged.map(|logged| (mark, logged)));
-        self.running.insert(forked.pid, running);
+        self.running.insert(pid, running);
     }
 
     /// Has somebody else hear of a command with a log.
@@ -398,10 +402,15 @@ impl Init<'_> {
     /// The program of a command was executed, or could not be.
     fn started(&mut self, pid: Pid) {
         let Some(running) = self.running.get_mut(&pid) else { return };
-        let Some(outcome) = running.starting.take() else { return };
-        let mut bytes = [0; 32];
-        let length = rustix::io::read(&outcome, &mut bytes).unwrap_or_default();
-        running.refused = exec::outcome(&bytes[..length]);
+        match running.starting.as_mut().and_then(Started::outcome) {
+            None => return,
+            // It is about to end, and still uses what it was started with.
+            Some(Err(refusal)) => {
+                running.refused = Some(refusal);
+                return;
+            }
+            Some(Ok(())) => running.starting = None,
+        }
         if running.refused.is_none() {
             let event = ExecEvent::Started { pid: pid.as_raw_nonzero().get() };
             let terminal: Vec<_> = running.terminal.iter().map(AsFd::as_fd).collect();

@@ -16,6 +16,7 @@ pub mod net;
 pub mod process;
 pub mod seccomp;
 pub mod socket;
+pub mod spawn;
 
 use std::io;
 

@@ -65,6 +65,8 @@ pub enum Fork {
 /// `libc` has these too narrow, and says so.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 const CLONE_CLEAR_SIGHAND: u64 = 0x1_0000_0000;
+/// What a process shares with the one who starts it in its own memory.
+const SHARED: u64 = libc::CLONE_VM as u64;
 
 /// Copies this process into new namespaces and, with `cgroup`, into that v2 cgroup.
 ///
@@ -76,23 +78,8 @@ pub fn fork(
     cgroup: Option<BorrowedFd<'_>>,
 ) -> io::Result<Fork> {
     let mut pidfd: i32 = -1;
-    let mut args = libc::clone_args {
-        flags: namespaces.0 | libc::CLONE_PIDFD as u64 | CLONE_CLEAR_SIGHAND,
-        pidfd: &raw mut pidfd as u64,
-        child_tid: 0,
-        parent_tid: 0,
-        exit_signal: libc::SIGCHLD as u64,
-        stack: 0,
-        stack_size: 0,
-        tls: 0,
-        set_tid: 0,
-        set_tid_size: 0,
-        cgroup: 0,
-    };
-    if let Some(cgroup) = cgroup {
-        args.flags |= CLONE_INTO_CGROUP;
-        args.cgroup = u64::from(cgroup.as_raw_fd().unsigned_abs());
-    }
+    let mut args = clone_args(namespaces.0 | libc::CLONE_PIDFD as u64, cgroup);
+    args.pidfd = &raw mut pidfd as u64;
     // SAFETY: `args` is initialised and outlives the call, which writes one descriptor through
     // `pidfd`. No stack is given and CLONE_VM is absent, so the child runs on a copy of ours, like
     // after fork(2). `SingleThreaded` shows that no other thread held a lock (of the allocator,
@@ -105,6 +92,161 @@ pub fn fork(
         // SAFETY: CLONE_PIDFD stored a new descriptor that nothing else owns.
         Some(child) => Ok(Fork::Parent { child, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } }),
     }
+}
+
+/// What clone3 is told of a new process, whose exit sends SIGCHLD and in which no handler of ours runs.
+fn clone_args(flags: u64, cgroup: Option<BorrowedFd<'_>>) -> libc::clone_args {
+    libc::clone_args {
+        flags: flags | CLONE_CLEAR_SIGHAND | if cgroup.is_some() { CLONE_INTO_CGROUP } else { 0 },
+        pidfd: 0,
+        child_tid: 0,
+        parent_tid: 0,
+        exit_signal: libc::SIGCHLD as u64,
+        stack: 0,
+        stack_size: 0,
+        tls: 0,
+        set_tid: 0,
+        set_tid_size: 0,
+        cgroup: cgroup.map_or(0, |cgroup| u64::from(cgroup.as_raw_fd().unsigned_abs())),
+    }
+}
+
+/// Starts a process that runs `main` with `data` in this very memory, on `stack`. Nothing
+/// else is shared: neither descriptors nor identity nor handlers of signals.
+///
+/// For [`crate::spawn`], which says what such a process may do.
+pub(crate) fn clone_sharing<T>(
+    main: extern "C" fn(*const T) -> !,
+    data: *const T,
+    (stack, size): (*mut std::ffi::c_void, usize),
+    cgroup: Option<BorrowedFd<'_>>,
+) -> io::Result<Pid> {
+    let mut args = clone_args(SHARED, cgroup);
+    args.stack = stack as u64;
+    args.stack_size = size as u64;
+    // SAFETY: `args` is initialised and outlives the call. The child begins on a stack that nobody else
+    // uses, with a call that does not return; it shares our memory, of which `spawn::run` says why that
+    // is sound.
+    let pid = said(unsafe { clone_onto(&raw const args, main, data) })?;
+    i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Makes a system call without the C library, which would leave `errno` behind.
+///
+/// # Safety
+///
+/// That of the call.
+#[cfg(target_arch = "x86_64")]
+pub(crate) unsafe fn call(number: libc::c_long, args: [u64; 4]) -> Result<u64, rustix::io::Errno> {
+    let result: i64;
+    // SAFETY: the kernel's convention: it takes `rcx` and `r11` and keeps the rest. The caller answers
+    // for what the call does.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") number => result,
+            in("rdi") args[0], in("rsi") args[1], in("rdx") args[2], in("r10") args[3],
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack),
+        );
+    }
+    said(result)
+}
+
+/// Makes a system call without the C library, which would leave `errno` behind.
+///
+/// # Safety
+///
+/// That of the call.
+#[cfg(target_arch = "aarch64")]
+pub(crate) unsafe fn call(number: libc::c_long, args: [u64; 4]) -> Result<u64, rustix::io::Errno> {
+    let result: i64;
+    // SAFETY: the kernel's convention: it keeps everything but `x0`. The caller answers for what the
+    // call does.
+    unsafe {
+        std::arch::asm!(
+            "svc 0",
+            in("x8") number,
+            inlateout("x0") args[0] => result,
+            in("x1") args[1], in("x2") args[2], in("x3") args[3],
+            options(nostack),
+        );
+    }
+    said(result)
+}
+
+/// Takes the kernel's answer apart.
+fn said(result: i64) -> Result<u64, rustix::io::Errno> {
+    match i32::try_from(result) {
+        Ok(code @ -4095..=-1) => Err(rustix::io::Errno::from_raw_os_error(-code)),
+        _ => Ok(result.cast_unsigned()),
+    }
+}
+
+/// Calls clone3; the child calls `main` with `data` and has nowhere to return to.
+///
+/// # Safety
+///
+/// That of clone3 with CLONE_VM: the stack in `args` is the child's alone.
+#[cfg(target_arch = "x86_64")]
+unsafe fn clone_onto<T>(
+    args: *const libc::clone_args,
+    main: extern "C" fn(*const T) -> !,
+    data: *const T,
+) -> i64 {
+    let result: i64;
+    // SAFETY: as for `call`. In the child the stack pointer is that of the new stack, aligned as a call
+    // wants it; the parent goes on behind.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "mov rdi, r12",
+            "call r13",
+            "ud2",
+            "2:",
+            inlateout("rax") libc::SYS_clone3 => result,
+            in("rdi") args, in("rsi") size_of::<libc::clone_args>(),
+            in("r12") data, in("r13") main,
+            lateout("rcx") _, lateout("r11") _,
+        );
+    }
+    result
+}
+
+/// Calls clone3; the child calls `main` with `data` and has nowhere to return to.
+///
+/// # Safety
+///
+/// That of clone3 with CLONE_VM: the stack in `args` is the child's alone.
+#[cfg(target_arch = "aarch64")]
+unsafe fn clone_onto<T>(
+    args: *const libc::clone_args,
+    main: extern "C" fn(*const T) -> !,
+    data: *const T,
+) -> i64 {
+    let result: i64;
+    // SAFETY: as for `call`. In the child the stack pointer is that of the new stack, aligned as a call
+    // wants it; the parent goes on behind.
+    unsafe {
+        std::arch::asm!(
+            "svc 0",
+            "cbnz x0, 2f",
+            "mov x29, xzr",
+            "mov x30, xzr",
+            "mov x0, x2",
+            "blr x3",
+            "brk #1",
+            "2:",
+            in("x8") libc::SYS_clone3,
+            inlateout("x0") args => result,
+            in("x1") size_of::<libc::clone_args>(), in("x2") data, in("x3") main,
+            lateout("x30") _,
+        );
+    }
+    result
 }
 
 /// Roots the view of control groups where this process is now. See cgroup_namespaces(7).
@@ -260,16 +402,11 @@ pub fn limit(resource: rustix::process::Resource, value: u64) -> io::Result<()> 
     Ok(rustix::process::setrlimit(resource, limit)?)
 }
 
-/// The limit that [`set_mark`] uses.
-pub const MARK: u32 = RLIMIT_LOCKS;
-/// By number, from the kernel's `resource.h`: C libraries do not agree on its type.
-const RLIMIT_LOCKS: u32 = 10;
-
-/// Marks this process by a limit that the kernel stopped reading in Linux 2.4 and still hands down
-/// to every child. See getrlimit(2), RLIMIT_LOCKS.
+/// The limit by which processes are marked: the kernel stopped reading it in Linux 2.4 and still hands it
+/// down to every child. See getrlimit(2), RLIMIT_LOCKS.
 ///
 /// It can never be raised without a capability. Lowering it is for a filter to refuse, by
 /// [`crate::seccomp::keep_limit`].
-pub fn set_mark(mark: u64) -> io::Result<()> {
-    limit(rustix::process::Resource::Locks, mark)
-}
+pub const MARK: rustix::process::Resource = rustix::process::Resource::Locks;
+/// The same as the kernel's `resource.h` numbers it: C libraries do not agree on its type.
+pub const MARK_NUMBER: u32 = 10;

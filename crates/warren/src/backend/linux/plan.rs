@@ -233,7 +233,7 @@ fn stay_visible(limits: &Decision) -> Result<Option<Vec<Instruction>>> {
         rules.extend(seccomp::HIDDEN_MEMORY.map(refuse));
     }
     if limits.by_marks {
-        rules.extend(seccomp::keep_limit(process::MARK));
+        rules.extend(seccomp::keep_limit(process::MARK_NUMBER));
     }
     if rules.is_empty() {
         return Ok(None);
@@ -628,7 +628,7 @@ mod tests {
     fn a_command_keeps_its_mark_where_init_goes_by_it() {
         let prlimit = |resource, new| seccomp::Call {
             arch: seccomp::Arch::NATIVE.audit(),
-            nr: seccomp::keep_limit(process::MARK)[1].nr,
+            nr: seccomp::keep_limit(process::MARK_NUMBER)[1].nr,
             args: [0, resource, new, 0, 0, 0],
         };
         let allows = |limits: &Decision, call| {
@@ -640,7 +640,7 @@ mod tests {
         let decide = |support| {
             limits::decide(&ResourceLimits::unlimited(), None, &[].into(), support, false).unwrap()
         };
-        let mark = u64::from(process::MARK);
+        let mark = u64::from(process::MARK_NUMBER);
         assert!(!allows(&decide(&none), prlimit(mark, 0x1000)));
         assert!(!allows(&decide(&none), prlimit(mark, 1 << 32)), "its low half is zero");
         assert!(allows(&decide(&none), prlimit(mark, 0)), "control: it may be read");
