@@ -44,6 +44,8 @@ pub(crate) struct Inherited {
     pub(crate) listener: Option<OwnedFd>,
     /// The mark that its ids are in use; it holds as long as it is open.
     pub(crate) lock: Option<OwnedFd>,
+    /// Whether it was born into a network namespace of its own.
+    pub(crate) network: bool,
 }
 
 /// Goes on as init of a new sandbox, in a fresh copy of the launcher, if it got so far. Does not
@@ -65,6 +67,9 @@ pub(crate) fn become_init(
         for door in std::mem::take(&mut inherited.doors) {
             let joined = rustix::io::write(&door, b"0").map_err(io::Error::from);
             step("join", "a control group", joined)?;
+        }
+        if inherited.network {
+            return Ok(());
         }
         // While the launcher does its part: this takes longer than all that.
         step("create the network namespace", "", process::new_network_namespace())?;

@@ -12,38 +12,57 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Resource, Signal};
 use warren_sys::mount;
 use warren_sys::process::{self, Fork, Namespaces, SingleThreaded};
-use warren_sys::{cgroup, cred, fd, socket};
+use warren_sys::{cgroup, cred, fd, net, socket};
 
 use crate::apply::{self, Go, Inherited};
-use crate::plan::{INIT_ID, Identity, Lifetime, Owners, Plan, RANGE, WORKLOAD_ID};
+use crate::plan::{INIT_ID, Identity, Lifetime, Owners, Plan, RANGE, Users, WORKLOAD_ID};
 use crate::protocol::{self, Failure, Report};
 
 /// Where the ranges of ids that are in use are noted, one byte each, by locks.
-const IDS: &str = "/run/warren/ids";
+const IDS: &str = "/run/warren/ranges";
+/// How many ranges one file there has: the kernel keeps the locks of a file in a list.
+const FILE_RANGES: u32 = 128;
 /// The first id of the first range: above what distributions and container managers hand out.
 const FIRST_ID: u32 = 0x7000_0000;
 /// How many ranges there are before ids run out.
 const RANGES: u32 = 0x8000;
+/// How far the first ids of two ranges are apart. More than a range: the kernel finds what it knows of
+/// a user in 128 lists, by `(uid >> 7) + uid`, and the same id of all ranges would be in one list.
+const STRIDE: u32 = RANGE + FILE_RANGES;
 /// How long a control group may take to become empty after its last process was killed.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A sandbox that was launched and has not ended.
-struct Live {
-    lifetime: Lifetime,
-    pidfd: OwnedFd,
-    cgroups: Vec<String>,
+/// A sandbox that ends with the library.
+struct Attached {
+    /// To end it by, where no control group can be.
+    pidfd: Option<OwnedFd>,
+    cgroups: Vec<PathBuf>,
+}
+
+impl Attached {
+    /// Reports whether nothing is left to be cleared up. The library removes the groups, unless it dies
+    /// between the end of a sandbox and that.
+    fn is_gone(&self) -> bool {
+        match &self.pidfd {
+            Some(pidfd) => {
+                let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+                let ended = poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0);
+                ended && self.cgroups.iter().all(|group| !group.exists())
+            }
+            None => self.cgroups.iter().all(|group| !group.exists()),
+        }
+    }
 }
 
 struct Launcher {
     maker: Maker,
-    live: HashMap<Pid, Live>,
-    /// Control groups of attached sandboxes that ended. The library removes them, unless it dies
-    /// between the end of a sandbox and that.
-    ended: Vec<String>,
+    attached: Vec<Attached>,
+    /// When to look next which of them are gone: once they are twice as many as were left then.
+    next_look: usize,
 }
 
 /// Makes sandboxes as children of this process.
@@ -51,6 +70,8 @@ struct Launcher {
 struct Maker {
     proof: SingleThreaded,
     next_range: u32,
+    /// Whether this process is in an empty network namespace that nobody else has been in.
+    network: bool,
 }
 
 /// A sandbox that waits for its first word.
@@ -172,68 +193,62 @@ pub fn main() {
     if stand_apart().is_err() {
         return;
     }
-    let (Ok(client), Ok(children)) = (fd::inherited(0), process::child_events()) else { return };
+    let Ok(client) = fd::inherited(0) else { return };
+    // The kernel does it for us, and does not look through all of them for the one that ended.
+    process::leave_reaping_to_the_kernel();
     let _ = rustix::thread::set_name(c"warren-launcher");
-    let mut launcher =
-        Launcher { maker: Maker::new(proof), live: HashMap::new(), ended: Vec::new() };
-    launcher.serve(&client, &children);
+    let mut launcher = Launcher { maker: Maker::new(proof), attached: Vec::new(), next_look: 16 };
+    launcher.serve(&client);
     launcher.clear_up();
 }
 
 impl Launcher {
-    fn serve(&mut self, client: &OwnedFd, children: &OwnedFd) {
+    fn serve(&mut self, client: &OwnedFd) {
         loop {
-            let mut fds =
-                [PollFd::new(client, PollFlags::IN), PollFd::new(children, PollFlags::IN)];
-            match poll(&mut fds, None) {
+            let mut fds = [PollFd::new(client, PollFlags::IN)];
+            if poll(&mut fds, Some(&Timespec::default())) == Ok(0) {
+                self.maker.prepare_network();
+            }
+            match poll(&mut [PollFd::new(client, PollFlags::IN)], None) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(_) => return,
             }
-            let asked = !fds[0].revents().is_empty();
-            if !fds[1].revents().is_empty() {
-                drain(children);
-                self.reap();
-            }
-            if asked {
-                match protocol::receive_trusted::<Plan>(client) {
-                    // Its socket and, if it is to be found again later, where it listens.
-                    Ok(Some((plan, mut fds))) if (1..=2).contains(&fds.len()) => {
-                        let listener = (fds.len() == 2).then(|| fds.remove(1));
-                        self.launch(&plan, &fds[0], listener);
-                    }
-                    // One request that did not fit, or whose descriptors did not, harms no other.
-                    // The one who asked sees its socket close.
-                    Ok(Some(_)) => {}
-                    Err(error) if is_about_one_message(&error) => {}
-                    Ok(None) | Err(_) => return,
+            match protocol::receive_trusted::<Plan>(client) {
+                // Its socket and, if it is to be found again later, where it listens.
+                Ok(Some((plan, mut fds))) if (1..=2).contains(&fds.len()) => {
+                    let listener = (fds.len() == 2).then(|| fds.remove(1));
+                    self.launch(&plan, &fds[0], listener);
                 }
-            }
-        }
-    }
-
-    fn reap(&mut self) {
-        while let Ok(Some(pid)) = process::peek_ended() {
-            let _ = process::reap(pid);
-            if let Some(live) = self.live.remove(&pid)
-                && live.lifetime == Lifetime::Attached
-            {
-                self.ended.retain(|group| Path::new(group).exists());
-                self.ended.extend(live.cgroups);
+                // One request that did not fit, or whose descriptors did not, harms no other.
+                // The one who asked sees its socket close.
+                Ok(Some(_)) => {}
+                Err(error) if is_about_one_message(&error) => {}
+                Ok(None) | Err(_) => return,
             }
         }
     }
 
     /// Ends what was attached to the library and removes its control groups.
     fn clear_up(self) {
-        let attached = self.live.values().filter(|live| live.lifetime == Lifetime::Attached);
-        for live in attached.clone() {
-            let _ = rustix::process::pidfd_send_signal(&live.pidfd, Signal::KILL);
+        let pidfds = self.attached.iter().flat_map(|attached| &attached.pidfd);
+        for pidfd in pidfds.clone() {
+            let _ = rustix::process::pidfd_send_signal(pidfd, Signal::KILL);
         }
-        for live in attached.clone() {
-            let _ = poll(&mut [PollFd::new(&live.pidfd, PollFlags::IN)], None);
+        for pidfd in pidfds {
+            let _ = poll(&mut [PollFd::new(pidfd, PollFlags::IN)], None);
         }
-        for group in attached.flat_map(|live| &live.cgroups).chain(&self.ended) {
-            let _ = cgroup::remove(Path::new(group), PATIENCE);
+        let groups: Vec<_> = self.attached.into_iter().flat_map(|one| one.cgroups).collect();
+        remove_all(&groups);
+    }
+
+    /// Remembers a sandbox that ends with the library, and forgets those that are gone.
+    fn attach(&mut self, plan: &Plan, pidfd: OwnedFd) {
+        let pidfd = plan.cgroups.v2.is_none().then_some(pidfd);
+        let cgroups = plan.cgroups.v2.iter().chain(&plan.cgroups.v1).map(PathBuf::from).collect();
+        self.attached.push(Attached { pidfd, cgroups });
+        if self.attached.len() >= self.next_look {
+            self.attached.retain(|attached| !attached.is_gone());
+            self.next_look = self.attached.len().max(8) * 2;
         }
     }
 
@@ -251,9 +266,9 @@ impl Launcher {
         // If the library is gone, the child finds out by itself.
         let _ = protocol::send(control, &report, &[made.pidfd.as_fd()]);
         made.go();
-        let cgroups = plan.cgroups.v2.iter().chain(&plan.cgroups.v1).cloned().collect();
-        let live = Live { lifetime: plan.lifetime, pidfd: made.pidfd, cgroups };
-        self.live.insert(made.child, live);
+        if plan.lifetime == Lifetime::Attached {
+            self.attach(plan, made.pidfd);
+        }
     }
 }
 
@@ -262,7 +277,15 @@ impl Maker {
         // Before Linux 6.4 these are read from a file that a sealed process may not open.
         let _ = (rustix::param::page_size(), rustix::param::clock_ticks_per_second());
         let next_range = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs() % RANGES;
-        Self { proof, next_range }
+        Self { proof, next_range, network: false }
+    }
+
+    /// Enters a network namespace that the next sandbox is born into. It takes longer to make than all
+    /// others together, so that is for when there is nothing else to do. Without the right to it, a
+    /// sandbox makes its own.
+    fn prepare_network(&mut self) {
+        let made = || process::new_network_namespace().and_then(|()| net::loopback_up());
+        self.network = self.network || made().is_ok();
     }
 
     /// Makes one sandbox, which does what `first` says before all else.
@@ -282,6 +305,8 @@ impl Maker {
         let doors = plan.cgroups.v1.iter().map(|group| step("open", group, open_door(group)));
         let doors = doors.collect::<Result<Vec<_>, _>>()?;
         let (line, theirs) = step("make a socket", "", socket::pair())?;
+        // One that has rights over its network has to be the one who makes it.
+        let network = self.network && plan.users == Users::One;
         let cgroup = group.as_ref().map(AsFd::as_fd);
         // What the sandbox uses up of the kernel's quotas for each user is to be missing nowhere else.
         let act_as = |id: u32| if base.is_some() { cred::act_as(id) } else { Ok(()) };
@@ -292,13 +317,16 @@ impl Maker {
         }
         let (child, pidfd) = match step("create the namespaces", "", forked)? {
             Fork::Child => {
+                process::reap_again();
                 let lock = ids.map(|(file, _)| OwnedFd::from(file));
-                let inherited = Inherited { work: group, doors, listener, lock };
+                let inherited = Inherited { work: group, doors, listener, lock, network };
                 apply::become_init(plan, control, &theirs, inherited, first())
             }
             Fork::Parent { child, pidfd } => (child, pidfd),
         };
         drop(theirs);
+        // From now on it is the child's.
+        self.network &= !network;
         match self.furnish(plan, base, child) {
             Ok((trees, shifted)) => Ok(Made { child, pidfd, base, line, trees, shifted }),
             Err(failure) => {
@@ -401,18 +429,29 @@ impl Maker {
 
     /// Finds a range that nobody has and holds it for as long as the file is open anywhere.
     fn reserve_ids(&mut self) -> io::Result<(File, u32)> {
-        if let Some(parent) = Path::new(IDS).parent() {
-            std::fs::create_dir_all(parent)?;
-        }
         let mut options = File::options();
-        // An open file of its own for each sandbox: the lock belongs to it.
-        let file = options.read(true).write(true).create(true).mode(0o600).truncate(false);
-        let file = file.open(IDS)?;
-        for _ in 0..RANGES {
-            let range = self.next_range;
-            self.next_range = (range + 1) % RANGES;
-            if fd::try_lock_byte(&file, i64::from(range))? {
-                return Ok((file, FIRST_ID + range * RANGE));
+        let options = options.read(true).write(true).create(true).mode(0o600).truncate(false);
+        let mut tried = 0;
+        while tried < RANGES {
+            // An open file of its own for each sandbox: the lock belongs to it.
+            let name = format!("{IDS}/{}", self.next_range / FILE_RANGES);
+            let file = match options.open(&name) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    std::fs::create_dir_all(IDS)?;
+                    options.open(&name)?
+                }
+                opened => opened?,
+            };
+            loop {
+                let range = self.next_range;
+                self.next_range = (range + 1) % RANGES;
+                tried += 1;
+                if fd::try_lock_byte(&file, i64::from(range % FILE_RANGES))? {
+                    return Ok((file, FIRST_ID + range * STRIDE));
+                }
+                if self.next_range % FILE_RANGES == 0 {
+                    break;
+                }
             }
         }
         Err(io::Error::from_raw_os_error(rustix::io::Errno::AGAIN.raw_os_error()))
@@ -488,7 +527,7 @@ fn user_namespace(child: Pid) -> io::Result<OwnedFd> {
     Ok(File::open(proc_file(child, "ns/user"))?.into())
 }
 
-/// A file of a child that was not reaped, so that its number is still its own.
+/// A file of a child that waits for us; nobody else has its number so soon, should it be gone.
 fn proc_file(child: Pid, file: &str) -> String {
     format!("/proc/{}/{file}", child.as_raw_nonzero())
 }

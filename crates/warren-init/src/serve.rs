@@ -132,7 +132,7 @@ pub(crate) fn serve(
     let Ok(control) = control.try_clone() else { return };
     let owner = plan.identity.init_id();
     let on_parents_death = (plan.lifetime == Lifetime::Attached).then_some(Signal::KILL);
-    let Inherited { work, listener, lock: _lock, doors: _ } = inherited;
+    let Inherited { work, listener, lock: _lock, .. } = inherited;
     let mut init = Init {
         plan,
         starter: Starter { proof, filters, nice: plan.bounds.nice, users: plan.users },

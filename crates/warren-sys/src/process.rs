@@ -355,6 +355,18 @@ pub fn child_events() -> io::Result<OwnedFd> {
     }
 }
 
+/// Has the kernel forget children as they end: nobody can ask how they did. See sigaction(2), SIG_IGN.
+pub fn leave_reaping_to_the_kernel() {
+    // SAFETY: SIG_IGN is a valid disposition and installs no code of ours.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+}
+
+/// Has children wait to be reaped, for a copy of one who called [`leave_reaping_to_the_kernel`].
+pub fn reap_again() {
+    // SAFETY: SIG_DFL is a valid disposition and installs no code of ours.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+}
+
 /// What a terminal or a supervisor sends to a whole group of processes, and what a pipe does to one
 /// who writes when nobody reads any more.
 const IGNORED: [i32; 6] =
