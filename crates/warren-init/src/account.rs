@@ -23,11 +23,25 @@ pub(crate) struct Work {
     /// What init gets when the launcher dies.
     pub(crate) on_parents_death: Option<Signal>,
     pub(crate) next: u64,
+    /// The group of the next command, made when there was nothing else to do.
+    pub(crate) spare: Option<Leaf>,
 }
 
 impl Work {
-    /// Makes a group for one command.
+    /// Returns a group for one command.
     pub(crate) fn new_leaf(&mut self) -> io::Result<Leaf> {
+        self.spare.take().map_or_else(|| self.make_leaf(), Ok)
+    }
+
+    /// Makes the group of the next command, if there is none yet.
+    pub(crate) fn prepare(&mut self) {
+        if self.spare.is_none() {
+            // Whoever needs it tries again, and says what failed.
+            self.spare = self.make_leaf().ok();
+        }
+    }
+
+    fn make_leaf(&mut self) -> io::Result<Leaf> {
         let name = format!("x{}", self.next);
         self.next += 1;
         let group = self.as_owner(|group| {

@@ -138,7 +138,7 @@ pub(crate) fn serve(
         starter: Starter { proof, filters, nice: plan.bounds.nice, users: plan.users },
         meter,
         census,
-        work: work.map(|group| Work { group, owner, on_parents_death, next: 1 }),
+        work: work.map(|group| Work { group, owner, on_parents_death, next: 1, spare: None }),
         running: HashMap::new(),
         lingering: Vec::new(),
         ending: Vec::new(),
@@ -155,6 +155,7 @@ pub(crate) fn serve(
         // Not `available_parallelism`, which reads mounts and groups for a quota.
         cpus: rustix::thread::sched_getaffinity(None).map_or(1, |cpus| cpus.count().max(1)),
     };
+    init.work.iter_mut().for_each(Work::prepare);
     while init.turn(&children) {}
 }
 
@@ -646,6 +647,7 @@ impl Init<'_> {
         {
             self.lingering.push(leaf);
         }
+        self.work.iter_mut().for_each(Work::prepare);
         if self.running.is_empty() {
             self.next_memory_look = None;
         }

@@ -111,7 +111,7 @@ impl Guarded {
             Some(_) => return Err(ended()),
             None => registry.sessions_on(id).map(|held| held.shown.session_id.clone()).collect(),
         };
-        let entry = registry.sandboxes.get_mut(id).ok_or_else(ended)?;
+        let mut entry = registry.sandboxes.get_mut(id).ok_or_else(ended)?;
         match (entry.life, usage) {
             (Life::Running, _) | (Life::Suspended, Use::Looks) => {}
             (Life::Suspended, Use::Runs) => {
@@ -120,6 +120,7 @@ impl Guarded {
             (Life::Creating | Life::Ending, _) => return Err(ended()),
         }
         entry.used |= usage == Use::Runs;
+        drop(entry);
         for id in &sessions {
             if let Some(held) = registry.sessions.get_mut(id) {
                 *Work::count(kind, held) += 1;

@@ -368,7 +368,7 @@ impl Keeper {
         let session = Change::PutSession(held.record());
         self.inner.persist(record.into_iter().chain([session])).await?;
         let mut registry = self.inner.registry();
-        if let Some(entry) = registry.sandboxes.get_mut(&self.id) {
+        if let Some(mut entry) = registry.sandboxes.get_mut(&self.id) {
             entry.life = Life::Running;
             entry.set_aside = false;
         }
@@ -624,7 +624,7 @@ impl Keeper {
         let mut never_were = Vec::new();
         {
             let mut registry = self.inner.registry();
-            if let Some(entry) = registry.sandboxes.get_mut(&self.id) {
+            if let Some(mut entry) = registry.sandboxes.get_mut(&self.id) {
                 entry.dirty = true;
             }
             for held in sessions {
@@ -793,7 +793,7 @@ impl Keeper {
         }
         self.inner.persist(changes.into_iter()).await?;
         let mut registry = self.inner.registry();
-        if let Some(entry) = registry.sandboxes.get_mut(&self.id) {
+        if let Some(mut entry) = registry.sandboxes.get_mut(&self.id) {
             entry.dirty = false;
         }
         for id in ids {
@@ -816,13 +816,15 @@ impl Keeper {
             };
             {
                 let mut registry = self.inner.registry();
-                let Some(entry) = registry.sandboxes.get_mut(&self.id) else {
+                let Some(mut entry) = registry.sandboxes.get_mut(&self.id) else {
                     self.gone = true;
                     return Ok(());
                 };
                 entry.life = Life::Ending;
                 entry.timed_out |= timed_out;
-                for id in entry.sessions.clone() {
+                let sessions = entry.sessions.clone();
+                drop(entry);
+                for id in sessions {
                     registry.end_session(&id);
                     changes.push(Change::DropSession(id));
                 }
@@ -895,8 +897,8 @@ impl Keeper {
     }
 
     fn update(&self, change: impl FnOnce(&mut Entry)) {
-        if let Some(entry) = self.inner.registry().sandboxes.get_mut(&self.id) {
-            change(entry);
+        if let Some(mut entry) = self.inner.registry().sandboxes.get_mut(&self.id) {
+            change(&mut entry);
         }
     }
 }

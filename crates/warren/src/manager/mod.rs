@@ -2,7 +2,7 @@
 //!
 //! | file | its job |
 //! | --- | --- |
-//! | `registry.rs` | who has what, under one lock that is held for moments |
+//! | `registry.rs`, `sandboxes.rs` | who has what, under one lock that is held for moments |
 //! | `keeper.rs` | the task that keeps one sandbox and serves requests in order |
 //! | `session.rs`, `selection.rs` | what may happen and what fits, as pure functions |
 //! | `guarded.rs` | the sandbox as clients hold it |
@@ -18,6 +18,7 @@ mod keeper;
 mod pool;
 mod recovery;
 mod registry;
+mod sandboxes;
 mod selection;
 mod session;
 mod snapshots;
@@ -618,10 +619,9 @@ impl Inner {
             };
             let default = registry.default.clone().filter(|_| options.preferred_id.is_none());
             let default = default.map(|id| (id, Join::Any));
-            let kept = registry.sessions.values().filter(|held| {
+            let kept = registry.sessions_of(client).filter(|held| {
                 held.kept
                     && held.shown.state == SessionState::Detached
-                    && held.shown.client_id == client
                     && !options.require_fresh
             });
             let kept = kept.map(|held| {
@@ -692,15 +692,16 @@ impl Inner {
         client: &str,
     ) -> Option<(usize, mpsc::Sender<Request>)> {
         let mut registry = self.registry();
-        let fits = |entry: &&mut Entry| {
+        let fits = |(_, entry): &(&SandboxId, &Entry)| {
             entry.is_warm()
                 && !entry.used
                 && entry.spec.profile == spec.profile
                 && backends.contains(&entry.backend)
                 && entry.mailbox.capacity() > 0
         };
-        let warm = registry.sandboxes.values_mut().filter(fits);
-        let warm = warm.min_by_key(|entry| entry.since)?;
+        let warm = registry.sandboxes.pooled().filter(fits);
+        let oldest = warm.min_by_key(|(_, entry)| entry.since)?.0.clone();
+        let mut warm = registry.sandboxes.get_mut(&oldest)?;
         warm.owner = Some(client.to_owned());
         warm.life = Life::Creating;
         warm.set_aside = true;
@@ -1046,9 +1047,8 @@ impl SandboxManager for DefaultSandboxManager {
         client_id: &str,
     ) -> Result<Option<SandboxSession>, SandboxError> {
         let registry = self.inner.registry();
-        let active = registry.sessions.values().map(|held| &held.shown).filter(|session| {
-            session.client_id == client_id && session.state == SessionState::Active
-        });
+        let sessions = registry.sessions_of(client_id).map(|held| &held.shown);
+        let active = sessions.filter(|session| session.state == SessionState::Active);
         Ok(active.max_by_key(|session| session.last_active_at).cloned())
     }
 

@@ -17,6 +17,8 @@ use crate::{IsolationRequirements, SandboxSpec};
 
 /// How many warm sandboxes are made at once.
 const AT_ONCE: usize = 4;
+/// How long the pool leaves the machine to whoever has just taken a warm sandbox, and wants to use it.
+const PAUSE: Duration = Duration::from_millis(20);
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(30);
 
@@ -58,10 +60,31 @@ impl Inner {
             };
             tokio::select! {
                 () = self.stop.cancelled() => return,
-                () = self.pool_kick.notified() => {}
+                () = self.pool_kick.notified() => self.let_claims_pass().await,
                 () = wait => {}
             }
         }
+    }
+
+    /// Waits a moment, unless the pool runs low meanwhile.
+    async fn let_claims_pass(&self) {
+        let over = tokio::time::sleep(PAUSE);
+        tokio::pin!(over);
+        while !self.is_low() {
+            tokio::select! {
+                () = self.stop.cancelled() => return,
+                () = self.pool_kick.notified() => {}
+                () = &mut over => return,
+            }
+        }
+    }
+
+    /// Reports whether less than half of what is to be warm is so.
+    fn is_low(&self) -> bool {
+        let pool = &self.config.pool;
+        let registry = self.registry();
+        let warm = registry.sandboxes.pooled().filter(|(_, entry)| entry.is_warm());
+        warm.count() * 2 < pool.min_warm as usize * pool.warm_profiles.len()
     }
 
     /// Takes note that a warm sandbox was made, or was not.
@@ -104,9 +127,7 @@ impl Inner {
     fn missing(&self, profile: &str) -> usize {
         let pool = &self.config.pool;
         let registry = self.registry();
-        // One that is set aside for a claim may come back, should it not be what is asked for.
-        let is_ours = |entry: &&Entry| entry.owner.is_none() || entry.set_aside;
-        let warm: Vec<_> = registry.sandboxes.values().filter(is_ours).collect();
+        let warm: Vec<&Entry> = registry.sandboxes.pooled().map(|(_, entry)| entry).collect();
         let ready = |entry: &&&Entry| entry.life != Life::Ending;
         let of_profile = warm.iter().filter(ready).filter(|entry| entry.spec.profile == profile);
         let making = |entry: &&&Entry| entry.life == Life::Creating && !entry.set_aside;
@@ -121,8 +142,14 @@ impl Inner {
     fn retire_old(&self) {
         let now = Instant::now();
         let mut registry = self.registry();
-        for entry in registry.sandboxes.values_mut().filter(|entry| entry.is_warm()) {
-            if now.saturating_duration_since(entry.since) >= self.config.pool.warm_ttl {
+        let old = |entry: &Entry| {
+            let age = now.saturating_duration_since(entry.since);
+            entry.is_warm() && age >= self.config.pool.warm_ttl
+        };
+        let old = registry.sandboxes.pooled().filter(|(_, entry)| old(entry));
+        let old: Vec<_> = old.map(|(id, _)| id.clone()).collect();
+        for id in old {
+            if let Some(mut entry) = registry.sandboxes.get_mut(&id) {
                 let (reply, _) = oneshot::channel();
                 if entry.mailbox.try_send(Request::Discard { reply }).is_ok() {
                     entry.life = Life::Ending;
@@ -133,8 +160,8 @@ impl Inner {
 
     fn next_retirement(&self) -> Option<Instant> {
         let registry = self.registry();
-        let warm = registry.sandboxes.values().filter(|entry| entry.is_warm());
-        let oldest = warm.map(|entry| entry.since).min()?;
+        let warm = registry.sandboxes.pooled().filter(|(_, entry)| entry.is_warm());
+        let oldest = warm.map(|(_, entry)| entry.since).min()?;
         oldest.checked_add(self.config.pool.warm_ttl)
     }
 }

@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::keeper::Request;
+use super::sandboxes::Sandboxes;
 use super::session::Held;
 use crate::store::{Change, Phase, SandboxRecord, SessionRecord};
 use crate::{
@@ -64,6 +65,12 @@ pub(super) struct Entry {
 }
 
 impl Entry {
+    /// Tells whether it is the pool's. One that is set aside for a claim may come back, should it not be
+    /// what is asked for.
+    pub(super) fn is_pooled(&self) -> bool {
+        self.owner.is_none() || self.set_aside
+    }
+
     pub(super) fn is_warm(&self) -> bool {
         self.owner.is_none() && self.life == Life::Running
     }
@@ -136,8 +143,10 @@ pub(super) struct Unreachable {
 /// Every sandbox and session.
 #[derive(Debug, Default)]
 pub(super) struct Registry {
-    pub(super) sandboxes: BTreeMap<SandboxId, Entry>,
+    pub(super) sandboxes: Sandboxes,
     pub(super) sessions: BTreeMap<String, Held>,
+    /// The ids of each client's sessions.
+    clients: BTreeMap<String, BTreeSet<String>>,
     pub(super) default: Option<SandboxId>,
     pub(super) ledger: Ledger,
     /// What the store is to forget and could not be told yet.
@@ -186,14 +195,11 @@ impl Registry {
             return Err(SandboxError::AlreadyExists { what: "sandbox", id: id.to_string() });
         }
         let backend = entry.backend;
-        let places = |of: Option<usize>| {
-            let counts = |entry: &&Entry| !entry.ceded && of.is_none_or(|of| entry.backend == of);
-            u32::try_from(self.sandboxes.values().filter(counts).count()).unwrap_or(u32::MAX)
-        };
-        let backend_full = backend_max.filter(|max| places(Some(backend)) >= *max);
+        let backend_full =
+            backend_max.filter(|max| self.sandboxes.places(Some(backend)) >= *max);
         // What could not be taken over yet is on the host all the same.
         let unreachable = u32::try_from(self.unreachable.len()).unwrap_or(u32::MAX);
-        let taken = places(None).saturating_add(unreachable);
+        let taken = self.sandboxes.places(None).saturating_add(unreachable);
         let limit = match (backend_full, taken >= max) {
             (Some(limit), _) => limit,
             (None, true) => max,
@@ -202,20 +208,21 @@ impl Registry {
                 return Ok(Place::Taken);
             }
         };
-        let gives_way = |(_, warm): &(&SandboxId, &mut Entry)| {
+        let gives_way = |(_, warm): &(&SandboxId, &Entry)| {
             warm.is_warm() && (backend_full.is_none() || warm.backend == backend)
         };
-        let warm = self.sandboxes.iter_mut().filter(gives_way);
-        match warm.min_by_key(|(_, warm)| warm.since).filter(|_| evict) {
-            Some((warm_id, warm)) => {
-                warm.life = Life::Ending;
-                warm.ceded = true;
-                let place = Place::TakenFrom(warm_id.clone(), warm.mailbox.clone());
-                self.sandboxes.insert(id.clone(), entry);
-                Ok(place)
-            }
-            None => Ok(Place::Full { limit }),
-        }
+        let warm = self.sandboxes.pooled().filter(gives_way);
+        let oldest = warm.min_by_key(|(_, warm)| warm.since).map(|(id, _)| id.clone());
+        let Some(oldest) = oldest.filter(|_| evict) else { return Ok(Place::Full { limit }) };
+        let Some(mut warm) = self.sandboxes.get_mut(&oldest) else {
+            return Ok(Place::Full { limit });
+        };
+        warm.life = Life::Ending;
+        warm.ceded = true;
+        let mailbox = warm.mailbox.clone();
+        drop(warm);
+        self.sandboxes.insert(id.clone(), entry);
+        Ok(Place::TakenFrom(oldest, mailbox))
     }
 
     /// Returns how long it takes at most until a session times out.
@@ -227,7 +234,14 @@ impl Registry {
     /// Forgets a session that lives, and remembers that it did.
     pub(super) fn end_session(&mut self, session_id: &str) -> Option<Held> {
         let held = self.sessions.remove(session_id)?;
-        if let Some(entry) = self.sandboxes.get_mut(&held.shown.sandbox_id) {
+        let client = &held.shown.client_id;
+        if let Some(sessions) = self.clients.get_mut(client) {
+            sessions.remove(session_id);
+            if sessions.is_empty() {
+                self.clients.remove(client);
+            }
+        }
+        if let Some(mut entry) = self.sandboxes.get_mut(&held.shown.sandbox_id) {
             entry.sessions.retain(|id| id != session_id);
         }
         if self.ended.len() == REMEMBERED {
@@ -243,7 +257,9 @@ impl Registry {
         match self.sessions.get(&id) {
             Some(old) => (held.busy, held.running) = (old.busy, old.running),
             None => {
-                if let Some(entry) = self.sandboxes.get_mut(&held.shown.sandbox_id) {
+                let client = held.shown.client_id.clone();
+                self.clients.entry(client).or_default().insert(id.clone());
+                if let Some(mut entry) = self.sandboxes.get_mut(&held.shown.sandbox_id) {
                     entry.sessions.push(id.clone());
                 }
             }
@@ -255,6 +271,12 @@ impl Registry {
     pub(super) fn sessions_on(&self, id: &SandboxId) -> impl Iterator<Item = &Held> {
         let ids = self.sandboxes.get(id).map(|entry| entry.sessions.as_slice()).unwrap_or_default();
         ids.iter().filter_map(|id| self.sessions.get(id))
+    }
+
+    /// Returns the sessions of a client.
+    pub(super) fn sessions_of(&self, client: &str) -> impl Iterator<Item = &Held> {
+        let ids = self.clients.get(client).into_iter().flatten();
+        ids.filter_map(|id| self.sessions.get(id))
     }
 
     /// Counts everything anew, so that nothing can drift.
@@ -270,7 +292,7 @@ impl Registry {
             active_sandboxes: self.sandboxes.values().filter(owned).count() as u64,
             active_sessions: in_state(SessionState::Active),
             detached_sessions: in_state(SessionState::Detached),
-            pool_size: self.sandboxes.values().filter(|entry| entry.is_warm()).count() as u64,
+            pool_size: self.sandboxes.pooled().filter(|(_, entry)| entry.is_warm()).count() as u64,
             pool_hit_rate: if claims == 0 { 0.0 } else { ledger.hits as f64 / claims as f64 },
             avg_creation_time_ms: match ledger.created {
                 0 => 0.0,
