@@ -46,7 +46,10 @@ fn write_scripts(directory: &Path) -> Option<()> {
     let mut scripts = Vec::new();
     for (name, archives) in LIBRARIES {
         let found: Option<Vec<String>> = archives.iter().map(|archive| find(archive)).collect();
-        scripts.push((directory.join(format!("lib{name}.so")), format!("GROUP ( {} )\n", found?.join(" "))));
+        scripts.push((
+            directory.join(format!("lib{name}.so")),
+            format!("GROUP ( {} )\n", found?.join(" ")),
+        ));
     }
     fs::create_dir_all(directory).ok()?;
     for (path, text) in scripts {

@@ -141,7 +141,8 @@ impl Starter {
         // What only init may call, and then every capability. One of root's has those of the bounding
         // set again once it is executed.
         let mut filters: Vec<Step> = self.filters.iter().cloned().map(Step::Filter).collect();
-        filters.extend(matches!(self.users, Users::Several { .. }).then_some(Step::DropCapabilities));
+        filters
+            .extend(matches!(self.users, Users::Several { .. }).then_some(Step::DropCapabilities));
         let steps = prepare.into_iter().map(|step| (step, Stage::Prepare));
         let steps = steps.chain(become_user.into_iter().map(|step| (step, Stage::User)));
         let steps = steps.chain([(Step::Enter(workdir), Stage::Workdir)]);

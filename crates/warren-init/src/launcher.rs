@@ -449,7 +449,7 @@ impl Maker {
                 if fd::try_lock_byte(&file, i64::from(range % FILE_RANGES))? {
                     return Ok((file, FIRST_ID + range * STRIDE));
                 }
-                if self.next_range % FILE_RANGES == 0 {
+                if self.next_range.is_multiple_of(FILE_RANGES) {
                     break;
                 }
             }

@@ -302,7 +302,8 @@ impl Held {
             Step::Enter(dir) => {
                 let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
                 let resolve = ResolveFlags::NO_MAGICLINKS;
-                let place = rustix::fs::openat2(CWD, dir.as_c_str(), flags, Mode::empty(), resolve)?;
+                let place =
+                    rustix::fs::openat2(CWD, dir.as_c_str(), flags, Mode::empty(), resolve)?;
                 rustix::process::fchdir(place)
             }
             Step::Filter(program) => install(program),

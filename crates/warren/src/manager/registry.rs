@@ -195,8 +195,7 @@ impl Registry {
             return Err(SandboxError::AlreadyExists { what: "sandbox", id: id.to_string() });
         }
         let backend = entry.backend;
-        let backend_full =
-            backend_max.filter(|max| self.sandboxes.places(Some(backend)) >= *max);
+        let backend_full = backend_max.filter(|max| self.sandboxes.places(Some(backend)) >= *max);
         // What could not be taken over yet is on the host all the same.
         let unreachable = u32::try_from(self.unreachable.len()).unwrap_or(u32::MAX);
         let taken = self.sandboxes.places(None).saturating_add(unreachable);
