@@ -240,7 +240,9 @@ fn check(daemon: &Daemon, told: &Told, dice: &mut Dice) {
         assert_ne!(now.state, "Z", "{id}: {now:?}");
         let reached = now.turns().expect("it runs");
         if state == "suspended" {
-            assert_eq!(reached, *turns, "{id} goes on while it is suspended");
+            // To be frozen is to go to sleep once more, which the kernel may count a moment later.
+            let most = *turns + 1;
+            assert!(reached <= most, "{id} goes on while it is suspended: {reached} > {most}");
         } else if since.elapsed() > Duration::from_secs(8) {
             assert!(reached > *turns, "{id} stands still: {now:?}");
             (*since, *turns) = (Instant::now(), reached);
