@@ -274,8 +274,8 @@ impl Api {
         who: &Principal,
         id: &SandboxId,
     ) -> Result<(Arc<dyn Sandbox>, Vec<SandboxSession>), ApiError> {
-        let mut sessions = self.sessions(who).await?;
-        sessions.retain(|session| session.sandbox_id == *id);
+        let mut sessions = self.manager().list_sessions_on(id).await?;
+        sessions.retain(|one| one.state != SessionState::Terminated && who.has(one));
         let missing = || ApiError::not_found("sandbox", id.as_str());
         if sessions.is_empty() {
             return Err(missing());
@@ -334,8 +334,8 @@ impl Api {
         let client_id = who.client_id();
         let mut name = self.0.catalog.promise(&who.tenant, spec)?;
         if let (Some(before), Some(text)) = (name.before.clone(), name.text().map(str::to_owned)) {
-            let mut theirs = self.manager().list_sessions().await?;
-            theirs.retain(|one| one.sandbox_id == before && one.state != SessionState::Terminated);
+            let mut theirs = self.manager().list_sessions_on(&before).await?;
+            theirs.retain(|one| one.state != SessionState::Terminated);
             let waits = |one: &SandboxSession| {
                 one.state == SessionState::Detached && one.client_id == client_id
             };

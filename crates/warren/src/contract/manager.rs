@@ -197,6 +197,16 @@ pub trait SandboxManager: Send + Sync {
     /// Returns all sessions.
     async fn list_sessions(&self) -> Result<Vec<SandboxSession>, SandboxError>;
 
+    /// Lists the sessions on one sandbox, oldest first. A manager that knows them need not go through all.
+    async fn list_sessions_on(
+        &self,
+        sandbox_id: &SandboxId,
+    ) -> Result<Vec<SandboxSession>, SandboxError> {
+        let mut sessions = self.list_sessions().await?;
+        sessions.retain(|session| session.sandbox_id == *sandbox_id);
+        Ok(sessions)
+    }
+
     /// Returns the session with this id.
     async fn get_session(&self, session_id: &str) -> Result<Option<SandboxSession>, SandboxError>;
 

@@ -1024,6 +1024,14 @@ impl SandboxManager for DefaultSandboxManager {
         Ok(sessions)
     }
 
+    async fn list_sessions_on(
+        &self,
+        sandbox_id: &SandboxId,
+    ) -> Result<Vec<SandboxSession>, SandboxError> {
+        let registry = self.inner.registry();
+        Ok(registry.sessions_on(sandbox_id).map(|held| held.shown.clone()).collect())
+    }
+
     async fn get_session(&self, session_id: &str) -> Result<Option<SandboxSession>, SandboxError> {
         let registry = self.inner.registry();
         Ok(registry.sessions.get(session_id).map(|held| held.shown.clone()))
