@@ -26,11 +26,14 @@ use crate::plan::{
 use crate::protocol::{self, Failure, Proof, Report};
 use crate::serve;
 
-/// What the launcher says when the child may begin; carries the mounts it prepared.
+/// What the launcher says when the child may begin; carries the mounts it prepared, and what the child
+/// writes to so as to join its v1 control groups.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Go {
-    /// Whether all of them have their owners shifted.
+    /// Whether all of the mounts have their owners shifted.
     pub(crate) shifted: bool,
+    /// How many groups there are.
+    pub(crate) doors: usize,
 }
 
 /// What init keeps of the launcher's descriptors.
@@ -38,8 +41,6 @@ pub(crate) struct Go {
 pub(crate) struct Inherited {
     /// Its v2 control group.
     pub(crate) work: Option<OwnedFd>,
-    /// What it writes to so as to join its v1 control groups.
-    pub(crate) doors: Vec<OwnedFd>,
     /// Where it can be found after the one who asked for it is gone.
     pub(crate) listener: Option<OwnedFd>,
     /// The mark that its ids are in use; it holds as long as it is open.
@@ -54,20 +55,14 @@ pub(crate) fn become_init(
     plan: &Plan,
     control: &OwnedFd,
     go: &OwnedFd,
-    mut inherited: Inherited,
+    inherited: Inherited,
     so_far: Result<(), Failure>,
 ) -> ! {
     let mut keep = vec![control, go];
     keep.extend([&inherited.work, &inherited.listener, &inherited.lock].into_iter().flatten());
-    keep.extend(&inherited.doors);
     let closed = fd::close_all_except(&keep).and_then(|()| fd::occupy_streams(c"/dev/null"));
     let closed = step("close what was inherited", "", closed);
     let walled = so_far.and(closed).and_then(|()| {
-        // Closed behind it: they lead to the host.
-        for door in std::mem::take(&mut inherited.doors) {
-            let joined = rustix::io::write(&door, b"0").map_err(io::Error::from);
-            step("join", "a control group", joined)?;
-        }
         if inherited.network {
             return Ok(());
         }
@@ -76,7 +71,12 @@ pub(crate) fn become_init(
         step("bring up", "lo", net::loopback_up())
     });
     let ready = walled.and_then(|()| {
-        let (go, trees) = step("wait for the launcher", "", wait_for_go(go))?;
+        let (go, mut trees) = step("wait for the launcher", "", wait_for_go(go))?;
+        // Closed behind it: they lead to the host.
+        for door in trees.split_off(trees.len().saturating_sub(go.doors)) {
+            let joined = rustix::io::write(&door, b"0").map_err(io::Error::from);
+            step("join", "a control group", joined)?;
+        }
         apply(plan, trees, go.shifted, inherited.work.as_ref())
     });
     match ready {

@@ -5,6 +5,7 @@
 //! end of the socket closes it ends what was attached to the library and removes what that leaves.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -80,16 +81,25 @@ struct Made {
     pidfd: OwnedFd,
     base: Option<u32>,
     line: OwnedFd,
+    parts: Parts,
+}
+
+/// What a new sandbox is given of the outside.
+struct Parts {
     trees: Vec<OwnedFd>,
     shifted: bool,
+    /// What it writes to so as to join its v1 control groups.
+    doors: Vec<OwnedFd>,
 }
 
 impl Made {
     /// Lets it begin.
     fn go(&self) {
-        let trees: Vec<_> = self.trees.iter().map(AsFd::as_fd).collect();
+        let Parts { trees, shifted, doors } = &self.parts;
+        let fds: Vec<_> = trees.iter().chain(doors).map(AsFd::as_fd).collect();
+        let go = Go { shifted: *shifted, doors: doors.len() };
         // A child that is gone is found out by whoever waits for its report.
-        let _ = protocol::send(&self.line, &Go { shifted: self.shifted }, &trees);
+        let _ = protocol::send(&self.line, &go, &fds);
     }
 }
 
@@ -106,18 +116,24 @@ pub struct Launched {
 
 /// Makes a sandbox as a child of this very process; whether it comes to stand is said on `control`.
 ///
-/// For a small program that makes one and has no threads: a copy of it becomes init.
-pub fn launch(
+/// For a small program that makes one and has no threads: a copy of it becomes init. While that makes
+/// its namespaces, `meanwhile` is done here: it makes the v1 control groups of the plan. Should it fail,
+/// nothing is left.
+pub fn launch<E>(
     proof: SingleThreaded,
     plan: &Plan,
     control: &OwnedFd,
     listener: Option<OwnedFd>,
-) -> Result<Launched, Failure> {
+    meanwhile: impl FnOnce() -> Result<(), E>,
+) -> Result<Result<Launched, E>, Failure> {
     let apart = || step("stand apart from", "the caller", stand_apart());
-    let made = Maker::new(proof).make(plan, control, listener, apart)?;
+    let made = match Maker::new(proof).make(plan, control, listener, apart, meanwhile)? {
+        Ok(made) => made,
+        Err(error) => return Ok(Err(error)),
+    };
     made.go();
     let Made { child, pidfd, base, .. } = made;
-    Ok(Launched { pid: child.as_raw_nonzero().get(), pidfd, base })
+    Ok(Ok(Launched { pid: child.as_raw_nonzero().get(), pidfd, base }))
 }
 
 /// A process that removes control groups should this one die before it does so itself.
@@ -254,8 +270,9 @@ impl Launcher {
 
     /// Makes one sandbox; whatever goes wrong is said on `control`.
     fn launch(&mut self, plan: &Plan, control: &OwnedFd, listener: Option<OwnedFd>) {
-        let made = match self.maker.make(plan, control, listener, || Ok(())) {
-            Ok(made) => made,
+        let nothing = || Ok::<(), Infallible>(());
+        let made = match self.maker.make(plan, control, listener, || Ok(()), nothing) {
+            Ok(Ok(made)) => made,
             Err(failure) => {
                 // The library may have given up meanwhile.
                 let _ = protocol::send(control, &Report::Failed(failure), &[]);
@@ -288,22 +305,21 @@ impl Maker {
         self.network = self.network || made().is_ok();
     }
 
-    /// Makes one sandbox, which does what `first` says before all else.
-    fn make(
+    /// Makes one sandbox, which does what `first` says before all else, while `meanwhile` is done here.
+    fn make<E>(
         &mut self,
         plan: &Plan,
         control: &OwnedFd,
         listener: Option<OwnedFd>,
         first: impl FnOnce() -> Result<(), Failure>,
-    ) -> Result<Made, Failure> {
+        meanwhile: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Result<Made, E>, Failure> {
         let ids = match plan.identity {
             Identity::Range => Some(step("reserve a range of ids in", IDS, self.reserve_ids())?),
             Identity::Single { .. } => None,
         };
         let base = ids.as_ref().map(|(_, base)| *base);
         let group = step("open the control group", "", open_group(plan, base))?;
-        let doors = plan.cgroups.v1.iter().map(|group| step("open", group, open_door(group)));
-        let doors = doors.collect::<Result<Vec<_>, _>>()?;
         let (line, theirs) = step("make a socket", "", socket::pair())?;
         // One that has rights over its network has to be the one who makes it.
         let network = self.network && plan.users == Users::One;
@@ -319,7 +335,7 @@ impl Maker {
             Fork::Child => {
                 process::reap_again();
                 let lock = ids.map(|(file, _)| OwnedFd::from(file));
-                let inherited = Inherited { work: group, doors, listener, lock, network };
+                let inherited = Inherited { work: group, listener, lock, network };
                 apply::become_init(plan, control, &theirs, inherited, first())
             }
             Fork::Parent { child, pidfd } => (child, pidfd),
@@ -327,28 +343,27 @@ impl Maker {
         drop(theirs);
         // From now on it is the child's.
         self.network &= !network;
-        match self.furnish(plan, base, child) {
-            Ok((trees, shifted)) => Ok(Made { child, pidfd, base, line, trees, shifted }),
-            Err(failure) => {
-                let _ = rustix::process::pidfd_send_signal(&pidfd, Signal::KILL);
-                let _ = process::reap(child);
-                Err(failure)
-            }
+        let furnished = meanwhile().map(|()| self.furnish(plan, base, child));
+        if !matches!(furnished, Ok(Ok(_))) {
+            let _ = rustix::process::pidfd_send_signal(&pidfd, Signal::KILL);
+            let _ = process::reap(child);
+        }
+        match furnished {
+            Ok(furnished) => Ok(Ok(Made { child, pidfd, base, line, parts: furnished? })),
+            Err(error) => Ok(Err(error)),
         }
     }
 
     /// Does for a new child what needs the privileges of the outside.
-    fn furnish(
-        &self,
-        plan: &Plan,
-        base: Option<u32>,
-        child: Pid,
-    ) -> Result<(Vec<OwnedFd>, bool), Failure> {
+    fn furnish(&self, plan: &Plan, base: Option<u32>, child: Pid) -> Result<Parts, Failure> {
         step("map the ids of", "the sandbox", map_ids(child, plan.identity, base))?;
-        match base {
-            Some(base) => self.shift_mounts(plan, base, child),
-            None => Ok((Vec::new(), false)),
-        }
+        let doors = plan.cgroups.v1.iter().map(|group| step("open", group, open_door(group)));
+        let doors = doors.collect::<Result<Vec<_>, _>>()?;
+        let (trees, shifted) = match base {
+            Some(base) => self.shift_mounts(plan, base, child)?,
+            None => (Vec::new(), false),
+        };
+        Ok(Parts { trees, shifted, doors })
     }
 
     /// Clones every mount of the plan, with owners as the sandbox is to see them.

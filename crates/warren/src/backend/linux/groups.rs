@@ -22,6 +22,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) struct Groups {
     places: Places,
     on_drop: OnDrop,
+    /// The v1 groups that are to be made, with their limits.
+    pending: Vec<(PathBuf, Setting)>,
     /// Removes them should we die.
     guard: Option<Guard>,
 }
@@ -57,7 +59,7 @@ pub(crate) struct Refusals {
 }
 
 impl Groups {
-    /// Lists the groups that [`create`](Self::create) would make.
+    /// Lists the groups that [`begin`](Self::begin) and [`finish`](Self::finish) would make.
     pub(crate) fn wanted(
         id: &SandboxId,
         support: &GroupSupport,
@@ -75,37 +77,58 @@ impl Groups {
         wanted
     }
 
-    /// Makes the groups and writes the limits, or leaves nothing. The guard, if there is one, is let
-    /// go when they are removed.
-    pub(crate) fn create(
+    /// Makes the v2 group and writes its limits, or leaves nothing; [`finish`](Self::finish) makes the
+    /// others. The guard, if there is one, is let go when they are removed.
+    pub(crate) fn begin(
         id: &SandboxId,
         support: &GroupSupport,
         settings: &[Setting],
         guard: Option<Guard>,
     ) -> Result<Self> {
         let name = name(id);
-        let mut groups = Self { places: Places::default(), on_drop: OnDrop::Remove, guard };
+        let mut groups = Self::adopt(Places::default());
+        (groups.on_drop, groups.guard) = (OnDrop::Remove, guard);
         if let Some(base) = &support.v2 {
             let group = base.join(&name);
-            make(&group, id)?;
+            make(&group)?;
             groups.places.v2 = Some(group);
         }
         for setting in settings {
-            groups.apply(id, setting)?;
+            match (&setting.controller, &groups.places.v2) {
+                (Controller::V1(base), _) => {
+                    groups.pending.push((base.join(&name), setting.clone()));
+                }
+                (Controller::V2, Some(group)) => write(group, setting)?,
+                (Controller::V2, None) => return Err(no_group(setting)),
+            }
         }
-        let places = &groups.places;
         let find = |controller: &Option<Controller>| match controller.as_ref()? {
-            Controller::V2 => places.v2.clone(),
-            Controller::V1(base) => Some(base.join(&name)).filter(|path| places.v1.contains(path)),
+            Controller::V2 => groups.places.v2.clone(),
+            Controller::V1(base) => {
+                let group = base.join(&name);
+                groups.pending.iter().any(|(pending, _)| *pending == group).then_some(group)
+            }
         };
         let (memory, pids) = (find(&support.memory), find(&support.pids));
         (groups.places.memory, groups.places.pids) = (memory, pids);
         Ok(groups)
     }
 
+    /// Makes the v1 groups and writes their limits.
+    pub(crate) fn finish(&mut self) -> Result<()> {
+        for (group, setting) in std::mem::take(&mut self.pending) {
+            if !self.places.v1.contains(&group) {
+                make(&group)?;
+                self.places.v1.push(group.clone());
+            }
+            write(&group, &setting)?;
+        }
+        Ok(())
+    }
+
     /// Takes over groups that were made before.
     pub(crate) fn adopt(places: Places) -> Self {
-        Self { places, on_drop: OnDrop::Leave, guard: None }
+        Self { places, on_drop: OnDrop::Leave, pending: Vec::new(), guard: None }
     }
 
     /// Takes over whatever groups a sandbox may have, without knowing more than its id.
@@ -148,28 +171,16 @@ impl Groups {
         refused.into_iter().try_for_each(apply)
     }
 
-    fn apply(&mut self, id: &SandboxId, setting: &Setting) -> Result<()> {
-        let group = match &setting.controller {
-            Controller::V1(base) => {
-                let group = base.join(name(id));
-                if !self.places.v1.contains(&group) {
-                    make(&group, id)?;
-                    self.places.v1.push(group.clone());
-                }
-                group
-            }
-            Controller::V2 => self.places.v2.clone().ok_or_else(|| no_group(setting))?,
-        };
-        write(&group, setting)
-    }
-
     /// Returns the directories for the plan.
     pub(crate) fn planned(&self) -> Cgroups {
         let text = |path: &PathBuf| path.to_string_lossy().into_owned();
-        Cgroups {
-            v2: self.places.v2.as_ref().map(text),
-            v1: self.places.v1.iter().map(text).collect(),
+        let mut v1: Vec<_> = self.places.v1.iter().map(text).collect();
+        for (group, _) in &self.pending {
+            if !v1.contains(&text(group)) {
+                v1.push(text(group));
+            }
         }
+        Cgroups { v2: self.places.v2.as_ref().map(text), v1 }
     }
 
     /// Reads how often the kernel refused memory or a process.
@@ -275,9 +286,10 @@ fn no_group(setting: &Setting) -> SandboxError {
     SandboxError::Internal { message: format!("no control group for {}", setting.file) }
 }
 
-fn make(group: &Path, id: &SandboxId) -> Result<()> {
-    fs::create_dir(group).map_err(|error| match error.kind() {
-        io::ErrorKind::AlreadyExists => super::taken(id),
+fn make(group: &Path) -> Result<()> {
+    let id = group.file_name().and_then(|name| name.to_str()?.strip_prefix(PREFIX));
+    fs::create_dir(group).map_err(|error| match (error.kind(), id) {
+        (io::ErrorKind::AlreadyExists, Some(id)) => super::taken(&SandboxId::from_string(id)),
         _ => SandboxError::step("create the control group", group, error),
     })
 }

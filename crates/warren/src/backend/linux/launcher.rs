@@ -111,18 +111,22 @@ impl Launcher {
 
     /// Asks for a sandbox; what becomes of it is said on `control`.
     ///
-    /// With a `listener` it can be found again by whoever comes after us.
+    /// With a `listener` it can be found again by whoever comes after us. The v1 control groups of the plan
+    /// are there once `finish_groups` was called.
     pub(crate) async fn launch(
         &self,
         plan: &Plan,
         control: OwnedFd,
         listener: Option<OwnedFd>,
+        finish_groups: impl FnOnce() -> Result<()>,
     ) -> Result<Launched> {
         let Self::Beside(process) = self else {
             let proof = SingleThreaded::claim().map_err(start_failed)?;
-            let made = warren_init::launcher::launch(proof, plan, &control, listener);
-            return Ok(Launched::Child(made.map_err(failed)?));
+            let made =
+                warren_init::launcher::launch(proof, plan, &control, listener, finish_groups);
+            return Ok(Launched::Child(made.map_err(failed)??));
         };
+        finish_groups()?;
         self.prepare()?;
         let socket = {
             let process = process.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

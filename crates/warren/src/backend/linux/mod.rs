@@ -237,7 +237,7 @@ impl LinuxBackend {
         let mut plan = plan::plan(&inputs, &plan::RealHost)?;
         let wanted = Groups::wanted(&id, support, &limits.settings);
         let guard = self.inner.launcher.guard(wanted)?;
-        let groups = Groups::create(&id, support, &limits.settings, guard)?;
+        let groups = Groups::begin(&id, support, &limits.settings, guard)?;
         inputs.cgroups = groups.planned();
         plan.cgroups = groups.planned();
         let quota = options.cpu_quota_millis;

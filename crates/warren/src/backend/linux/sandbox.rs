@@ -78,9 +78,11 @@ pub(crate) async fn launch(
     first: Option<First>,
 ) -> Result<(Instance, Option<Sent>)> {
     let (home, listener) = home.unzip();
-    let unfinished = Unfinished { home, groups: Some(groups) };
+    let mut unfinished = Unfinished { home, groups: Some(groups) };
     let (control, theirs) = Channel::pair().map_err(|error| lost("make a socket", error))?;
-    let (pid, base, pidfd) = match launcher.launch(plan, theirs, listener).await? {
+    let finish_groups = || unfinished.groups.as_mut().map_or(Ok(()), Groups::finish);
+    let launched = launcher.launch(plan, theirs, listener, finish_groups).await?;
+    let (pid, base, pidfd) = match launched {
         Launched::Child(warren_init::launcher::Launched { pid, base, pidfd }) => (pid, base, pidfd),
         Launched::Asked => {
             let (report, mut fds) = next_report(&control).await?;

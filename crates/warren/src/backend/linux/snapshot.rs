@@ -247,7 +247,7 @@ impl LinuxSandbox {
         let make = async {
             let wanted = Groups::wanted(&self.core.id, support, &limits.settings);
             let guard = backend.launcher.guard(wanted)?;
-            let groups = Groups::create(&self.core.id, support, &limits.settings, guard)?;
+            let groups = Groups::begin(&self.core.id, support, &limits.settings, guard)?;
             inputs.cgroups = groups.planned();
             plan.cgroups = groups.planned();
             let runtime = backend.runtime.as_ref().filter(|_| persistent);
