@@ -137,6 +137,13 @@ impl ApiError {
         error
     }
 
+    pub(crate) fn too_fast(rate: u64, after: Duration) -> Self {
+        let message = format!("this tenant sends more than {rate} requests in a second");
+        let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate", message);
+        Self { retry_after: Some(after), ..error }
+            .with_hint("wait as long as `Retry-After` says, or ask the operator for a larger quota")
+    }
+
     pub(crate) fn idempotency_mismatch() -> Self {
         let message = "this idempotency key was used for another request";
         Self::new(StatusCode::CONFLICT, "idempotency_mismatch", message)
@@ -190,6 +197,14 @@ impl ApiError {
         Self::new(StatusCode::UPGRADE_REQUIRED, "upgrade_required", message).with_hint(
             "send `Connection: upgrade` and `Upgrade: tcp`, or write a `/` after the port for HTTP",
         )
+    }
+
+    /// Nothing is done that cannot be noted.
+    pub(crate) fn unwritable() -> Self {
+        let message = "the audit log cannot be written, and nothing is done that it does not have";
+        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "audit_unavailable", message);
+        Self { retry_after: Some(Duration::from_secs(1)), ..error }
+            .with_hint("try again in a moment; the operator sees why in the daemon's log")
     }
 
     pub(crate) fn internal(what: &str) -> Self {

@@ -538,7 +538,8 @@ mod tests {
 
     fn principal(tenant: &str, operator: bool) -> Principal {
         let (tenant, client) = (tenant.into(), None);
-        Principal { tenant, client, operator, quotas: Quotas::default() }
+        let (note, followed) = (Default::default(), Default::default());
+        Principal { tenant, client, operator, quotas: Quotas::default(), note, followed }
     }
 
     fn restored(journal: &Arc<MemoryJournal>) -> Events {

@@ -16,13 +16,14 @@ use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConditionallySelectable as _, ConstantTimeEq as _};
+use utoipa::ToSchema;
 
 const PREFIX: &str = "wrn_";
 const E2B_PREFIX: &str = "e2b_";
 const MAX_TENANT: usize = 64;
 
 /// How much of everything one tenant may have at once. Absent means without a bound.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Quotas {
     /// Sandboxes.
@@ -31,9 +32,36 @@ pub struct Quotas {
     /// Memory that its sandboxes may use together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
+    /// CPU shares that its sandboxes may have together; one has 100 unless it asks for another.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_weight: Option<u64>,
+    /// What its sandboxes may write together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_bytes: Option<u64>,
     /// Commands that run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub execs: Option<u64>,
+    /// Streams that are followed: events, output, terminals.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub streams: Option<u64>,
+    /// Requests in a second; after a rest as many come at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub requests_per_second: Option<u64>,
+}
+
+impl Quotas {
+    /// Takes what is absent from others.
+    pub fn or(self, others: Self) -> Self {
+        Self {
+            sandboxes: self.sandboxes.or(others.sandboxes),
+            memory_bytes: self.memory_bytes.or(others.memory_bytes),
+            cpu_weight: self.cpu_weight.or(others.cpu_weight),
+            disk_bytes: self.disk_bytes.or(others.disk_bytes),
+            execs: self.execs.or(others.execs),
+            streams: self.streams.or(others.streams),
+            requests_per_second: self.requests_per_second.or(others.requests_per_second),
+        }
+    }
 }
 
 /// What is kept of a key.
@@ -191,13 +219,7 @@ impl Keys {
             }
         };
         let given = hex(&Sha256::digest(given.as_bytes()));
-        let (mut found, mut at) = (Choice::from(0), u64::MAX);
-        for (i, key) in (0_u64..).zip(keys.iter()) {
-            let same = given.as_bytes().ct_eq(key.sha256.as_bytes());
-            at.conditional_assign(&i, same);
-            found |= same;
-        }
-        bool::from(found).then(|| usize::try_from(at).ok().and_then(|at| keys.get(at).cloned()))?
+        position(&keys, given.as_bytes(), |a, b| a.ct_eq(b)).and_then(|at| keys.get(at).cloned())
     }
 
     fn current(&self) -> Result<Arc<[KeyRecord]>, KeyError> {
@@ -279,6 +301,22 @@ impl Keys {
     }
 }
 
+/// Finds the key of a digest. Every one is compared, and the comparison alone says which it is: no
+/// branch is taken before the last, and nothing but digests of the same length is compared.
+fn position(
+    keys: &[KeyRecord],
+    given: &[u8],
+    mut same: impl FnMut(&[u8], &[u8]) -> Choice,
+) -> Option<usize> {
+    let (mut found, mut at) = (Choice::from(0), u64::MAX);
+    for (i, key) in (0_u64..).zip(keys) {
+        let same = same(given, key.sha256.as_bytes());
+        at.conditional_assign(&i, same);
+        found |= same;
+    }
+    bool::from(found).then(|| usize::try_from(at).ok())?
+}
+
 fn create_private(mut builder: fs::DirBuilder, directory: &Path) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt as _;
     builder.recursive(true).mode(0o700).create(directory)
@@ -333,6 +371,38 @@ mod tests {
         assert_eq!(keys.find(&key), None);
         assert!(matches!(keys.create("bob", Quotas::default()), Err(KeyError::Damaged { .. })));
         assert_eq!(fs::read_to_string(&path).unwrap(), "{");
+    }
+
+    #[test]
+    fn every_key_is_compared_in_full_wherever_the_one_is_that_was_given() {
+        let directory = tempfile::tempdir().unwrap();
+        let keys = Keys::at(directory.path().join("keys.json"));
+        let given: Vec<String> =
+            (0..5).map(|i| keys.create(&format!("t{i}"), Quotas::default()).unwrap().0).collect();
+        let records = keys.list().unwrap();
+        let all = given.iter().map(String::as_str).zip((0..).map(Some));
+        for (key, wanted) in all.chain([("wrn_none", None), ("", None), (&given[0][..9], None)]) {
+            let digest = hex(&Sha256::digest(key.as_bytes()));
+            let mut compared = Vec::new();
+            let found = position(&records, digest.as_bytes(), |a, b| {
+                compared.push((a.to_vec(), b.to_vec()));
+                a.ct_eq(b)
+            });
+            assert_eq!(found, wanted, "{key}");
+            let each = records
+                .iter()
+                .map(|record| (digest.clone().into_bytes(), record.sha256.clone().into_bytes()));
+            assert_eq!(compared, each.collect::<Vec<_>>(), "each one once, and digests alone");
+            assert!(compared.iter().all(|(a, b)| a.len() == 64 && b.len() == 64));
+        }
+    }
+
+    #[test]
+    fn what_a_key_leaves_open_others_say() {
+        let own = Quotas { sandboxes: Some(1), ..Quotas::default() };
+        let others = Quotas { sandboxes: Some(9), streams: Some(2), ..Quotas::default() };
+        let both = own.or(others);
+        assert_eq!((both.sandboxes, both.streams, both.execs), (Some(1), Some(2), None));
     }
 
     #[test]

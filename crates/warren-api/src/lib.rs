@@ -5,6 +5,7 @@
 //! tenant, and every look-up here asks whose it is first, so that what is somebody else's does not
 //! exist. How a sandbox is made, kept and ended is left to the manager.
 
+pub mod audit;
 mod catalog;
 mod crowd;
 pub mod e2b;
@@ -42,14 +43,15 @@ pub use extract::MAX_BODY;
 pub use idempotency::KEY_HEADER;
 pub use principal::{CLIENT_HEADER, Peer};
 
+use audit::{Audit, Entry, Exec};
 use catalog::Catalog;
 use events::Events;
 use idempotency::Repeatable;
 use journal::{Journal, MemoryJournal};
-use keys::Keys;
+use keys::{Keys, Quotas};
 use principal::Principal;
 use proxy::Ports;
-use quota::{Ledger, Promise};
+use quota::{Ledger, Promise, Running, Size};
 
 /// How often a look is taken at what happened by itself.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -65,6 +67,10 @@ pub struct Options {
     pub journal: Option<Arc<dyn Journal>>,
     /// What sandboxes are made from by name; nothing if absent.
     pub templates: Option<Templates>,
+    /// What a tenant may have whose key says nothing else. The operator may have everything.
+    pub quotas: Quotas,
+    /// Where every call is noted; nowhere if absent.
+    pub audit: Option<Audit>,
 }
 
 /// The notes of the journal that name the default sandboxes of tenants.
@@ -140,9 +146,9 @@ impl Api {
                 continue;
             }
             let sandbox = self.manager().get_sandbox(&session.sandbox_id).await?;
-            let memory = sandbox.and_then(|one| one.capabilities().limits.max_memory_bytes);
+            let size = sandbox.map(|one| Size::of(&one.capabilities().limits));
             let (tenant, _) = principal::split(&session.client_id);
-            self.0.ledger.note(tenant, &session.sandbox_id, memory.unwrap_or(0));
+            self.0.ledger.note(tenant, &session.sandbox_id, size.unwrap_or_default());
         }
         self.look().await;
         let events = self.0.events.clone();
@@ -167,12 +173,21 @@ impl Api {
         self.0.tasks.wait().await;
     }
 
+    /// Waits until those who hung up at the end are noted, for a moment at the most.
+    pub async fn noted(&self) {
+        let _ = tokio::time::timeout(LOOK_INTERVAL, self.0.tasks.wait()).await;
+    }
+
     fn manager(&self) -> &Arc<dyn SandboxManager> {
         &self.0.manager
     }
 
     fn options(&self) -> &Options {
         &self.0.options
+    }
+
+    fn audit(&self) -> Option<&Audit> {
+        self.0.options.audit.as_ref()
     }
 
     fn keys(&self) -> Option<&Keys> {
@@ -256,14 +271,30 @@ impl Api {
 
     /// Returns the caller's session of this id.
     async fn session(&self, who: &Principal, id: &str) -> Result<SandboxSession, ApiError> {
+        who.note.session(id);
         let session = self.manager().get_session(id).await?;
-        session.filter(|session| who.has(session)).ok_or_else(|| ApiError::not_found("session", id))
+        let found = session.filter(|session| {
+            who.note.sandbox(&session.sandbox_id);
+            let own = who.has(session);
+            if !own {
+                who.note.foreign();
+            }
+            own
+        });
+        found.ok_or_else(|| ApiError::not_found("session", id))
     }
 
     /// Returns the caller's sessions that have not ended, oldest first.
     async fn sessions(&self, who: &Principal) -> Result<Vec<SandboxSession>, ApiError> {
+        let mut sessions = self.living().await?;
+        sessions.retain(|one| who.has(one));
+        Ok(sessions)
+    }
+
+    /// Returns everybody's sessions that have not ended, oldest first.
+    async fn living(&self) -> Result<Vec<SandboxSession>, ApiError> {
         let mut sessions = self.manager().list_sessions().await?;
-        sessions.retain(|one| one.state != SessionState::Terminated && who.has(one));
+        sessions.retain(|one| one.state != SessionState::Terminated);
         sessions.sort_by(|a, b| (a.created_at, &a.session_id).cmp(&(b.created_at, &b.session_id)));
         Ok(sessions)
     }
@@ -274,10 +305,16 @@ impl Api {
         who: &Principal,
         id: &SandboxId,
     ) -> Result<(Arc<dyn Sandbox>, Vec<SandboxSession>), ApiError> {
+        who.note.sandbox(id);
         let mut sessions = self.manager().list_sessions_on(id).await?;
-        sessions.retain(|one| one.state != SessionState::Terminated && who.has(one));
+        sessions.retain(|one| one.state != SessionState::Terminated);
+        let exists = !sessions.is_empty();
+        sessions.retain(|session| who.has(session));
         let missing = || ApiError::not_found("sandbox", id.as_str());
         if sessions.is_empty() {
+            if exists {
+                who.note.foreign();
+            }
             return Err(missing());
         }
         let sandbox = self.manager().get_sandbox(id).await?.ok_or_else(missing)?;
@@ -286,8 +323,8 @@ impl Api {
 
     /// Promises the caller one more sandbox, after a second look at what it still has.
     async fn promise(&self, who: &Principal, spec: &SandboxSpec) -> Result<Promise, ApiError> {
-        let memory = spec.limits.max_memory_bytes;
-        if let Ok(promise) = self.0.ledger.promise(&who.tenant, &who.quotas, memory) {
+        let size = Size::of(&spec.limits);
+        if let Ok(promise) = self.0.ledger.promise(&who.tenant, &who.quotas, size) {
             return Ok(promise);
         }
         let moment = self.0.ledger.moment();
@@ -298,7 +335,19 @@ impl Api {
             .map(|session| session.sandbox_id)
             .collect();
         self.0.ledger.settle(&who.tenant, moment, &living);
-        self.0.ledger.promise(&who.tenant, &who.quotas, memory)
+        self.0.ledger.promise(&who.tenant, &who.quotas, size)
+    }
+
+    /// Lets a caller run one more command: counts it, and notes it before it is run.
+    async fn run_one(&self, who: &Principal, exec: Exec) -> Result<Running, ApiError> {
+        let running = self.0.ledger.run(&who.tenant, &who.quotas)?;
+        if let Some(audit) = self.audit() {
+            let (request, tenant) = (who.note.request(), who.tenant.to_string());
+            let exec = Exec { request, tenant, ..exec };
+            let noted = audit.before(Entry::Exec(Box::new(exec))).await;
+            noted.map_err(|_| ApiError::unwritable())?;
+        }
+        Ok(running)
     }
 
     /// Gives the caller a sandbox on the host's toolchain.
@@ -348,6 +397,8 @@ impl Api {
         let promise = self.promise(who, spec).await?;
         let (session, sandbox) = self.manager().acquire_with(spec, options, &client_id).await?;
         let id = sandbox.id();
+        who.note.sandbox(id);
+        who.note.session(&session.session_id);
         if let (Some(before), Some(text)) = (&name.before, name.text())
             && before != id
         {

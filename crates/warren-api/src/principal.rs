@@ -15,9 +15,11 @@ use axum::response::Response;
 use warren::SandboxSession;
 
 use crate::Api;
+use crate::audit::Note;
 use crate::crowd::{Holding, Seat};
 use crate::error::ApiError;
 use crate::keys::Quotas;
+use crate::quota::{Followed, is_stream};
 
 /// The header by which a caller names one of several clients within its tenant.
 pub const CLIENT_HEADER: &str = "x-warren-client";
@@ -51,6 +53,10 @@ pub(crate) struct Principal {
     /// Whether it has everything of everybody: root, or the daemon's own user.
     pub(crate) operator: bool,
     pub(crate) quotas: Quotas,
+    /// What is noted of the request.
+    pub(crate) note: Note,
+    /// The stream that the request is for, if it is for one.
+    pub(crate) followed: Followed,
 }
 
 impl Principal {
@@ -97,24 +103,39 @@ pub(crate) async fn authenticate(
 ) -> Result<Response, ApiError> {
     let peer = request.extensions().get::<Peer>().copied();
     let client = named_client(request.headers())?;
-    let principal = match peer {
+    let note = Note::of(&request);
+    let mut key_id = None;
+    let mut principal = match peer {
         Some(Peer::Unix { uid }) => Principal {
             tenant: format!("uid:{uid}").into(),
             client,
             operator: uid == 0 || uid == rustix::process::geteuid().as_raw(),
-            quotas: Quotas::default(),
+            quotas: api.options().quotas,
+            note: note.clone(),
+            followed: Followed::default(),
         },
         Some(Peer::Tcp { .. }) => {
             let given = given_key(request.headers())?;
             let key = api.keys().and_then(|keys| keys.find(given));
             let key = key.ok_or_else(ApiError::unauthenticated)?;
             let tenant = format!("tenant:{}", key.tenant).into();
-            Principal { tenant, client, operator: false, quotas: key.quotas }
+            key_id = Some(key.id);
+            let quotas = key.quotas.or(api.options().quotas);
+            let followed = Followed::default();
+            Principal { tenant, client, operator: false, quotas, note: note.clone(), followed }
         }
         None => return Err(ApiError::unauthenticated()),
     };
+    note.by(&principal, key_id.as_deref());
     let seat = request.extensions().get::<Seat>().cloned();
-    let busy = (seat.map(Seat::occupy), api.0.ledger.admit(&principal)?);
+    if principal.operator {
+        principal.quotas = Quotas::default();
+    }
+    let admitted = api.0.ledger.admit(&principal)?;
+    if is_stream(&request) {
+        principal.followed = api.0.ledger.follow(&principal)?;
+    }
+    let busy = (seat.map(Seat::occupy), admitted, principal.followed.clone());
     request.extensions_mut().insert(principal.clone());
     let mut response = next.run(request).await;
     // For the log.
@@ -200,7 +221,8 @@ mod tests {
 
     fn principal(tenant: &str, client: Option<&str>, operator: bool) -> Principal {
         let (tenant, client) = (tenant.into(), client.map(Into::into));
-        Principal { tenant, client, operator, quotas: Quotas::default() }
+        let (note, followed) = (Note::default(), Followed::default());
+        Principal { tenant, client, operator, quotas: Quotas::default(), note, followed }
     }
 
     #[test]

@@ -2,19 +2,27 @@
 //!
 //! A sandbox counts from before it is asked for until it is known to be gone. What is not asked for
 //! through us, such as a session that times out, is noticed when a quota is reached: only then is it
-//! worth asking the manager which of the tenant's sandboxes still live.
+//! worth asking the manager which of the tenant's sandboxes still live. After a restart the counts are
+//! made anew from what the manager has: none is kept that could drift from it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use warren::SandboxId;
+use axum::extract::Request;
+use axum::http::header;
+use tokio::time::Instant;
+use warren::{ResourceLimits, SandboxId};
 
 use crate::error::ApiError;
 use crate::keys::Quotas;
 use crate::principal::Principal;
+use crate::rest::wire::{QuotaView, UsedView};
 
 /// How many requests of one tenant may be under way, streams included: nobody has all connections.
 const MAX_REQUESTS: u64 = 256;
+/// The share of the CPU that a sandbox has which asks for none.
+const USUAL_WEIGHT: u64 = 100;
 
 /// What all tenants have.
 #[derive(Debug, Clone, Default)]
@@ -29,32 +37,93 @@ struct Books {
 #[derive(Debug, Default)]
 struct Account {
     held: HashMap<SandboxId, Held>,
-    pending: u64,
-    pending_memory: u64,
+    /// What has been promised, by the number of the promise.
+    pending: HashMap<u64, Size>,
     execs: u64,
+    streams: u64,
     requests: u64,
+    bucket: Option<Bucket>,
+    /// What the tenant was last said to be allowed.
+    quotas: Quotas,
 }
+
+/// How much of the host a sandbox may use. Absent is without a bound.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Size {
+    memory: Option<u64>,
+    disk: Option<u64>,
+    cpu_weight: u64,
+}
+
+impl Size {
+    /// Returns how much a sandbox may use that has these limits.
+    pub(crate) fn of(limits: &ResourceLimits) -> Self {
+        Self {
+            memory: limits.max_memory_bytes,
+            disk: limits.max_write_bytes,
+            cpu_weight: limits.cpu_weight.map_or(USUAL_WEIGHT, u64::from),
+        }
+    }
+}
+
+/// What several sandboxes may use together: memory, disk, shares of the CPU.
+type Sum = (u64, u64, u64);
 
 /// A sandbox that a tenant has.
 #[derive(Debug)]
 struct Held {
-    memory: u64,
+    size: Size,
     /// When it was noted, by the books' own clock.
     since: u64,
 }
 
+/// What is left of a tenant's requests of this second.
+#[derive(Debug)]
+struct Bucket {
+    left: f64,
+    at: Instant,
+}
+
+impl Bucket {
+    /// Takes one, or says after which time there will be one.
+    fn take(&mut self, rate: u64, now: Instant) -> Result<(), Duration> {
+        #[expect(clippy::cast_precision_loss, reason = "nobody can send so many")]
+        let rate = rate as f64;
+        let passed = now.saturating_duration_since(self.at).as_secs_f64();
+        self.left = (self.left + passed * rate).min(rate.max(1.0));
+        self.at = now;
+        if self.left >= 1.0 {
+            self.left -= 1.0;
+            return Ok(());
+        }
+        let missing = (1.0 - self.left) / rate;
+        Err(Duration::try_from_secs_f64(missing).unwrap_or(Duration::from_secs(3_600)))
+    }
+}
+
 impl Account {
     fn sandboxes(&self) -> u64 {
-        self.held.len() as u64 + self.pending
+        (self.held.len() + self.pending.len()) as u64
     }
 
-    fn memory(&self) -> u64 {
-        let held = self.held.values().map(|held| held.memory);
-        held.fold(self.pending_memory, u64::saturating_add)
+    fn sum(&self) -> Sum {
+        let held = self.held.values().map(|held| &held.size);
+        held.chain(self.pending.values()).fold((0, 0, 0), |(memory, disk, cpu), size| {
+            (
+                memory.saturating_add(size.memory.unwrap_or(0)),
+                disk.saturating_add(size.disk.unwrap_or(0)),
+                cpu.saturating_add(size.cpu_weight),
+            )
+        })
     }
 
+    /// Tells whether there is nothing to remember. A bucket that is empty is something: whoever forgot
+    /// it would fill it.
     fn is_empty(&self) -> bool {
-        self.held.is_empty() && self.pending == 0 && self.execs == 0 && self.requests == 0
+        let busy = self.execs + self.streams + self.requests;
+        let rested = |bucket: &Bucket| bucket.at.elapsed() >= Duration::from_secs(1);
+        let none = self.held.is_empty() && self.pending.is_empty();
+        none && busy == 0 && self.bucket.as_ref().is_none_or(rested)
     }
 }
 
@@ -63,8 +132,7 @@ impl Account {
 pub(crate) struct Promise {
     ledger: Ledger,
     tenant: Arc<str>,
-    memory: u64,
-    is_settled: bool,
+    number: u64,
 }
 
 /// A command that runs. Dropping it says that it does no more.
@@ -81,6 +149,41 @@ pub(crate) struct Admitted {
     tenant: Arc<str>,
 }
 
+/// A stream that is followed, if the request is for one. When the last clone is dropped it is no more.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Followed(
+    #[expect(dead_code, reason = "it is there to be dropped")] Option<Arc<Following>>,
+);
+
+/// It says nothing of who somebody is.
+impl PartialEq for Followed {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Followed {}
+
+#[derive(Debug)]
+struct Following {
+    ledger: Ledger,
+    tenant: Arc<str>,
+}
+
+/// Tells whether a request is for a stream, as far as can be told before it is answered.
+pub(crate) fn is_stream(request: &Request) -> bool {
+    let headers = request.headers();
+    let path = request.uri().path();
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+    kind.is_some_and(|kind| kind.to_ascii_lowercase().starts_with("application/connect+"))
+        || path == "/v1/events"
+        || (path.starts_with("/v1/sandboxes/")
+            && !path.contains("/ports/")
+            && (path.ends_with("/stream")
+                || path.ends_with("/files/watch")
+                || headers.contains_key(header::UPGRADE)))
+}
+
 /// A moment of the books, to tell what was noted after it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Moment(u64);
@@ -95,34 +198,40 @@ impl Ledger {
         &self,
         tenant: &Arc<str>,
         quotas: &Quotas,
-        memory: Option<u64>,
+        size: Size,
     ) -> Result<Promise, ApiError> {
         let mut books = self.books();
+        books.clock += 1;
+        let number = books.clock;
         let account = books.tenants.entry(Arc::clone(tenant)).or_default();
         if let Some(limit) = quotas.sandboxes
             && account.sandboxes() >= limit
         {
             return Err(ApiError::quota("sandboxes", limit));
         }
-        if let Some(limit) = quotas.memory_bytes {
+        let (memory, disk, cpu) = account.sum();
+        for (limit, has, more, what) in [
+            (quotas.memory_bytes, memory, size.memory, "bytes of memory"),
+            (quotas.disk_bytes, disk, size.disk, "bytes to be written"),
+            (quotas.cpu_weight, cpu, Some(size.cpu_weight), "shares of the CPU"),
+        ] {
             // Without a bound it could use all there is.
-            let more = memory.unwrap_or(u64::MAX);
-            if account.memory().saturating_add(more) > limit {
-                return Err(ApiError::quota("bytes of memory", limit));
+            let then = has.saturating_add(more.unwrap_or(u64::MAX));
+            if let Some(limit) = limit
+                && then > limit
+            {
+                return Err(ApiError::quota(what, limit));
             }
         }
-        let memory = memory.unwrap_or(0);
-        account.pending += 1;
-        account.pending_memory = account.pending_memory.saturating_add(memory);
-        let (ledger, tenant) = (self.clone(), Arc::clone(tenant));
-        Ok(Promise { ledger, tenant, memory, is_settled: false })
+        account.pending.insert(number, size);
+        Ok(Promise { ledger: self.clone(), tenant: Arc::clone(tenant), number })
     }
 
     /// Notes a sandbox that a tenant has, however it came by it.
-    pub(crate) fn note(&self, tenant: &str, id: &SandboxId, memory: u64) {
+    pub(crate) fn note(&self, tenant: &str, id: &SandboxId, size: Size) {
         let mut books = self.books();
         books.clock += 1;
-        let held = Held { memory, since: books.clock };
+        let held = Held { size, since: books.clock };
         books.tenants.entry(tenant.into()).or_default().held.insert(id.clone(), held);
     }
 
@@ -151,11 +260,33 @@ impl Ledger {
     pub(crate) fn admit(&self, who: &Principal) -> Result<Admitted, ApiError> {
         let mut books = self.books();
         let account = books.tenants.entry(Arc::clone(&who.tenant)).or_default();
+        account.quotas = who.quotas;
         if account.requests >= MAX_REQUESTS && !who.operator {
             return Err(ApiError::quota("requests at once", MAX_REQUESTS));
         }
+        if let Some(rate) = who.quotas.requests_per_second {
+            let now = Instant::now();
+            #[expect(clippy::cast_precision_loss, reason = "nobody can send so many")]
+            let full = || Bucket { left: rate as f64, at: now };
+            let bucket = account.bucket.get_or_insert_with(full);
+            bucket.take(rate, now).map_err(|after| ApiError::too_fast(rate, after))?;
+        }
         account.requests += 1;
         Ok(Admitted { ledger: self.clone(), tenant: Arc::clone(&who.tenant) })
+    }
+
+    /// Lets a caller follow one more stream, if its quota does.
+    pub(crate) fn follow(&self, who: &Principal) -> Result<Followed, ApiError> {
+        let mut books = self.books();
+        let account = books.tenants.entry(Arc::clone(&who.tenant)).or_default();
+        if let Some(limit) = who.quotas.streams
+            && account.streams >= limit
+        {
+            return Err(ApiError::quota("streams at once", limit));
+        }
+        account.streams += 1;
+        let following = Following { ledger: self.clone(), tenant: Arc::clone(&who.tenant) };
+        Ok(Followed(Some(Arc::new(following))))
     }
 
     /// Lets a tenant run one more command, if its quota does.
@@ -170,26 +301,48 @@ impl Ledger {
         account.execs += 1;
         Ok(Running { ledger: self.clone(), tenant: Arc::clone(tenant) })
     }
+
+    /// Tells how much a caller has of everything; the operator, how much everybody has.
+    pub(crate) fn used(&self, who: &Principal) -> Vec<QuotaView> {
+        let books = self.books();
+        let own = books.tenants.iter().filter(|(tenant, _)| who.operator || **tenant == who.tenant);
+        let mut all: Vec<_> = own.map(|(tenant, account)| account.view(tenant)).collect();
+        all.sort_by(|a, b| a.tenant.cmp(&b.tenant));
+        all
+    }
+}
+
+impl Account {
+    fn view(&self, tenant: &str) -> QuotaView {
+        let (memory_bytes, disk_bytes, cpu_weight) = self.sum();
+        let used = UsedView {
+            sandboxes: self.sandboxes(),
+            memory_bytes,
+            cpu_weight,
+            disk_bytes,
+            execs: self.execs,
+            streams: self.streams,
+            requests: self.requests,
+        };
+        QuotaView { tenant: tenant.to_owned(), used, quotas: self.quotas }
+    }
 }
 
 impl Promise {
     /// Turns the promise into the sandbox, at one moment: it is never counted twice, nor not at all.
-    pub(crate) fn keep(mut self, id: &SandboxId) {
+    pub(crate) fn keep(self, id: &SandboxId) {
         self.settle(Some(id));
     }
 
-    fn settle(&mut self, id: Option<&SandboxId>) {
-        if std::mem::replace(&mut self.is_settled, true) {
-            return;
-        }
+    fn settle(&self, id: Option<&SandboxId>) {
         let mut books = self.ledger.books();
         books.clock += 1;
-        let held = Held { memory: self.memory, since: books.clock };
+        let since = books.clock;
         let Some(account) = books.tenants.get_mut(&self.tenant) else { return };
-        account.pending -= 1;
-        account.pending_memory -= self.memory;
+        // Once: a promise that was kept is dropped as well.
+        let Some(size) = account.pending.remove(&self.number) else { return };
         if let Some(id) = id {
-            account.held.insert(id.clone(), held);
+            account.held.insert(id.clone(), Held { size, since });
         }
     }
 }
@@ -208,6 +361,14 @@ impl Drop for Running {
     }
 }
 
+impl Drop for Following {
+    fn drop(&mut self) {
+        if let Some(account) = self.ledger.books().tenants.get_mut(&self.tenant) {
+            account.streams -= 1;
+        }
+    }
+}
+
 impl Drop for Admitted {
     fn drop(&mut self) {
         if let Some(account) = self.ledger.books().tenants.get_mut(&self.tenant) {
@@ -221,37 +382,42 @@ mod tests {
     use super::*;
 
     fn quotas(sandboxes: u64, memory_bytes: u64) -> Quotas {
-        Quotas { sandboxes: Some(sandboxes), memory_bytes: Some(memory_bytes), execs: Some(1) }
+        let (sandboxes, memory_bytes) = (Some(sandboxes), Some(memory_bytes));
+        Quotas { sandboxes, memory_bytes, execs: Some(1), ..Quotas::default() }
+    }
+
+    fn of(memory: impl Into<Option<u64>>) -> Size {
+        Size { memory: memory.into(), disk: Some(1), cpu_weight: 1 }
     }
 
     #[test]
     fn a_promise_counts_until_it_is_kept_or_broken() {
         let (ledger, tenant) = (Ledger::default(), "a".into());
         let quotas = quotas(2, 100);
-        let first = ledger.promise(&tenant, &quotas, Some(40)).unwrap();
-        let second = ledger.promise(&tenant, &quotas, Some(40)).unwrap();
-        assert_eq!(ledger.promise(&tenant, &quotas, Some(1)).unwrap_err().code(), "quota");
+        let first = ledger.promise(&tenant, &quotas, of(40)).unwrap();
+        let second = ledger.promise(&tenant, &quotas, of(40)).unwrap();
+        assert_eq!(ledger.promise(&tenant, &quotas, of(1)).unwrap_err().code(), "quota");
         drop(first);
         let id = SandboxId::from_string("x");
         second.keep(&id);
-        assert_eq!(ledger.promise(&tenant, &quotas, Some(61)).unwrap_err().code(), "quota");
-        assert_eq!(ledger.promise(&tenant, &quotas, None).unwrap_err().code(), "quota");
-        let again = ledger.promise(&tenant, &quotas, Some(60)).unwrap();
+        assert_eq!(ledger.promise(&tenant, &quotas, of(61)).unwrap_err().code(), "quota");
+        assert_eq!(ledger.promise(&tenant, &quotas, of(None)).unwrap_err().code(), "quota");
+        let again = ledger.promise(&tenant, &quotas, of(60)).unwrap();
         // The manager gave the one that it had.
         again.keep(&id);
-        assert!(ledger.promise(&tenant, &quotas, Some(1)).is_ok(), "one sandbox counts once");
+        assert!(ledger.promise(&tenant, &quotas, of(1)).is_ok(), "one sandbox counts once");
         ledger.forget(&id);
-        assert!(ledger.promise(&tenant, &quotas, Some(100)).is_ok());
-        assert!(ledger.promise(&"b".into(), &quotas, Some(100)).is_ok(), "another's count");
+        assert!(ledger.promise(&tenant, &quotas, of(100)).is_ok());
+        assert!(ledger.promise(&"b".into(), &quotas, of(100)).is_ok(), "another's count");
     }
 
     #[test]
     fn what_was_noted_after_the_living_were_listed_stays() {
         let ledger = Ledger::default();
         let (old, new) = (SandboxId::from_string("old"), SandboxId::from_string("new"));
-        ledger.note("a", &old, 1);
+        ledger.note("a", &old, of(1));
         let moment = ledger.moment();
-        ledger.note("a", &new, 1);
+        ledger.note("a", &new, of(1));
         ledger.settle("a", moment, &HashSet::new());
         let held: Vec<_> = ledger.books().tenants["a"].held.keys().cloned().collect();
         assert_eq!(held, [new]);
@@ -264,5 +430,77 @@ mod tests {
         assert_eq!(ledger.run(&tenant, &quotas(1, 1)).unwrap_err().code(), "quota");
         drop(first);
         assert!(ledger.run(&tenant, &quotas(1, 1)).is_ok());
+    }
+
+    fn who(quotas: Quotas) -> Principal {
+        let (tenant, note, followed) = ("a".into(), Default::default(), Followed::default());
+        Principal { tenant, client: None, operator: false, quotas, note, followed }
+    }
+
+    #[test]
+    fn disk_and_shares_of_the_cpu_are_counted_by_what_each_sandbox_may_use() {
+        let (ledger, tenant) = (Ledger::default(), "a".into());
+        let quotas = Quotas { disk_bytes: Some(100), cpu_weight: Some(250), ..Quotas::default() };
+        let limits = |disk, weight| ResourceLimits {
+            max_write_bytes: disk,
+            cpu_weight: weight,
+            ..ResourceLimits::default()
+        };
+        let promise =
+            |disk, weight| ledger.promise(&tenant, &quotas, Size::of(&limits(disk, weight)));
+        let first = promise(Some(60), None).unwrap();
+        assert_eq!(promise(Some(41), None).unwrap_err().code(), "quota", "disk");
+        assert_eq!(promise(None, None).unwrap_err().code(), "quota", "as much as there is");
+        assert_eq!(promise(Some(1), Some(151)).unwrap_err().code(), "quota", "the usual is 100");
+        let second = promise(Some(40), Some(150)).unwrap();
+        assert_eq!(promise(Some(0), Some(1)).unwrap_err().code(), "quota", "all is promised");
+        drop(second);
+        first.keep(&SandboxId::from_string("x"));
+        assert!(promise(Some(40), Some(150)).is_ok());
+        let unbounded = Ledger::default();
+        let free = Quotas::default();
+        let all: Vec<_> = (0..3)
+            .map(|_| unbounded.promise(&tenant, &free, Size::of(&ResourceLimits::unlimited())))
+            .collect();
+        drop(all);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_come_at_their_rate_and_after_a_rest_at_once() {
+        let ledger = Ledger::default();
+        let who = who(Quotas { requests_per_second: Some(4), ..Quotas::default() });
+        for _ in 0..4 {
+            ledger.admit(&who).unwrap();
+        }
+        let refused = ledger.admit(&who).unwrap_err();
+        assert_eq!((refused.status().as_u16(), refused.code()), (429, "rate"));
+        // Nobody gets more by having nothing for a moment.
+        ledger.forget(&SandboxId::from_string("x"));
+        assert!(ledger.admit(&who).is_err());
+        tokio::time::advance(Duration::from_millis(249)).await;
+        assert!(ledger.admit(&who).is_err());
+        tokio::time::advance(Duration::from_millis(2)).await;
+        ledger.admit(&who).unwrap();
+        assert!(ledger.admit(&who).is_err(), "one was there");
+        tokio::time::advance(Duration::from_secs(3_600)).await;
+        let at_once = (0..100).filter(|_| ledger.admit(&who).is_ok()).count();
+        assert_eq!(at_once, 4, "however long the rest");
+        let none = super::tests::who(Quotas { requests_per_second: Some(0), ..Quotas::default() });
+        assert!(Ledger::default().admit(&none).is_err(), "none at all is none at all");
+    }
+
+    #[test]
+    fn a_stream_counts_until_the_last_who_knows_of_it_is_gone() {
+        let ledger = Ledger::default();
+        let who = who(Quotas { streams: Some(1), ..Quotas::default() });
+        let first = ledger.follow(&who).unwrap();
+        let again = first.clone();
+        assert_eq!(ledger.follow(&who).unwrap_err().code(), "quota");
+        drop(first);
+        assert_eq!(ledger.follow(&who).unwrap_err().code(), "quota");
+        drop(again);
+        assert!(ledger.follow(&who).is_ok());
+        let used = ledger.used(&who);
+        assert_eq!((used.len(), used[0].used.streams), (1, 0));
     }
 }

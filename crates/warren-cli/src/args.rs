@@ -57,6 +57,11 @@ pub(crate) enum Action {
     /// Make, list and revoke the API keys that TCP takes.
     #[command(subcommand)]
     Key(KeyAction),
+    /// Check and show the daemon's log of every call, command and refusal.
+    #[command(subcommand)]
+    Audit(AuditAction),
+    /// Show how much one has of everything, and how much one may.
+    Quota(ClientArgs),
     /// Make a sandbox and print its id.
     Create(Box<CreateArgs>),
     /// List the sandboxes.
@@ -326,6 +331,69 @@ impl KeyAction {
     }
 }
 
+/// What to do with the audit log.
+#[derive(Debug, Subcommand)]
+pub(crate) enum AuditAction {
+    /// Tell whether the log is what was written, or where it is not.
+    ///
+    /// Every record carries the digest of the one before, so that none can be changed, taken away, added
+    /// or moved; a seal, made with the key that is beside the log, says how far it had come. A last line
+    /// that is not whole, because the daemon was killed, is no break. 1 is a log that is broken, 125 one
+    /// that cannot be read.
+    Verify(AuditVerifyArgs),
+    /// Print the records, the oldest first.
+    Show(AuditShowArgs),
+}
+
+impl AuditAction {
+    pub(crate) fn is_json(&self) -> bool {
+        match self {
+            Self::Verify(args) => args.place.json,
+            Self::Show(args) => args.place.json,
+        }
+    }
+}
+
+/// Where the log is.
+#[derive(Debug, Args)]
+pub(crate) struct AuditPlaceArgs {
+    /// Directory of the daemon's state.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) state_dir: Option<PathBuf>,
+    /// Settings file of the daemon.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What to check.
+#[derive(Debug, Args)]
+pub(crate) struct AuditVerifyArgs {
+    #[command(flatten)]
+    pub(crate) place: AuditPlaceArgs,
+    /// Files of a log, in their order, to be checked without its seal; else the daemon's.
+    #[arg(value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+}
+
+/// Which records to print.
+#[derive(Debug, Args)]
+pub(crate) struct AuditShowArgs {
+    #[command(flatten)]
+    pub(crate) place: AuditPlaceArgs,
+    /// Only what happened since: a moment, or how long ago, as in 10m.
+    #[arg(long, value_name = "TIME")]
+    pub(crate) since: Option<String>,
+    /// Only what this tenant did: the tenant of a key, or uid:NUMBER.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) tenant: Option<String>,
+    /// Only what was done to this sandbox, by its id.
+    #[arg(long, value_name = "ID")]
+    pub(crate) sandbox: Option<String>,
+}
+
 /// Where the keys are.
 #[derive(Debug, Args)]
 pub(crate) struct KeyPlaceArgs {
@@ -351,9 +419,21 @@ pub(crate) struct KeyCreateArgs {
     /// Memory that its sandboxes may use together.
     #[arg(long, value_name = "SIZE", value_parser = units::size)]
     pub(crate) max_memory: Option<Cap<u64>>,
+    /// CPU shares that its sandboxes may have together; one has 100 unless it asks for another.
+    #[arg(long, value_name = "NUMBER", value_parser = units::count)]
+    pub(crate) max_cpu_weight: Option<Cap<u32>>,
+    /// What its sandboxes may write together.
+    #[arg(long, value_name = "SIZE", value_parser = units::size)]
+    pub(crate) max_disk: Option<Cap<u64>>,
     /// Commands that it may run at once.
     #[arg(long, value_name = "NUMBER", value_parser = units::count)]
     pub(crate) max_execs: Option<Cap<u32>>,
+    /// Streams that it may follow at once: events, output, terminals.
+    #[arg(long, value_name = "NUMBER", value_parser = units::count)]
+    pub(crate) max_streams: Option<Cap<u32>>,
+    /// Requests that it may send in a second.
+    #[arg(long, value_name = "NUMBER", value_parser = units::count)]
+    pub(crate) max_requests_per_second: Option<Cap<u32>>,
     /// The tenant.
     pub(crate) tenant: String,
 }

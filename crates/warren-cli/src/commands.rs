@@ -7,7 +7,8 @@ use serde::Serialize;
 use serde_json::Value;
 use warren_api::rest::wire::{
     AcquiredView, AttachBody, BindMountBody, CreateSandboxBody, DefaultBody, DefaultView, ExecBody,
-    ExecView, LimitsBody, Page, SandboxView, SelectBody, SessionView, StatsView,
+    ExecView, LimitsBody, Page, QuotaListView, QuotaView, SandboxView, SelectBody, SessionView,
+    StatsView,
 };
 use warren_api::{EventView, KEY_HEADER};
 
@@ -424,6 +425,34 @@ pub(crate) fn stats(args: &ClientArgs) -> Result<u8, Failure> {
         ]);
     }
     printed(output::print(output::table(&["WHAT", "NOW"], rows).as_bytes()))
+}
+
+/// `warren quota`.
+pub(crate) fn quota(args: &ClientArgs) -> Result<u8, Failure> {
+    let client = Client::new(args)?;
+    let quotas: Value = client.get("/v1/quotas")?;
+    if args.json {
+        return show_object(&quotas);
+    }
+    let quotas: QuotaListView = read(quotas)?;
+    let count = |number: u64| number.to_string();
+    let size = |number: u64| Bytes(number).to_string();
+    let mut rows = Vec::new();
+    for QuotaView { tenant, used, quotas } in quotas.items {
+        let mut row = |what: &str, used: String, limit: Option<String>| {
+            let limit = limit.unwrap_or_else(|| "-".to_owned());
+            rows.push(vec![tenant.clone(), what.to_owned(), used, limit]);
+        };
+        row("sandboxes", count(used.sandboxes), quotas.sandboxes.map(count));
+        row("memory", size(used.memory_bytes), quotas.memory_bytes.map(size));
+        row("cpu weight", count(used.cpu_weight), quotas.cpu_weight.map(count));
+        row("disk", size(used.disk_bytes), quotas.disk_bytes.map(size));
+        row("commands", count(used.execs), quotas.execs.map(count));
+        row("streams", count(used.streams), quotas.streams.map(count));
+        row("requests at once", count(used.requests), None);
+        row("requests a second", "-".to_owned(), quotas.requests_per_second.map(count));
+    }
+    printed(output::print(output::table(&["TENANT", "WHAT", "USED", "LIMIT"], rows).as_bytes()))
 }
 
 /// `warren events`.

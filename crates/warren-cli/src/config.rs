@@ -10,6 +10,8 @@ use serde::Serialize;
 use toml::de::{DeTable, DeValue};
 use warren::image::{KnownRegistry, Login, Registries};
 use warren::{PoolConfig, SandboxManagerConfig, SessionTimeouts};
+use warren_api::audit::Limits;
+use warren_api::keys::Quotas;
 
 use crate::args::{ConfigArgs, SettingArgs};
 use crate::backends;
@@ -28,7 +30,7 @@ enum Kind {
 }
 
 /// Every setting there is. In the environment `pool.min_warm` is `WARREN_POOL_MIN_WARM`.
-const SETTINGS: [(&str, Kind); 21] = [
+const SETTINGS: [(&str, Kind); 31] = [
     ("socket", Kind::Text),
     ("listen", Kind::Text),
     ("state_dir", Kind::Text),
@@ -50,6 +52,16 @@ const SETTINGS: [(&str, Kind); 21] = [
     ("images.registries", Kind::List),
     ("images.login_file", Kind::Text),
     ("images.ca_file", Kind::Text),
+    ("audit.enabled", Kind::Switch),
+    ("audit.file_mib", Kind::Count),
+    ("audit.total_mib", Kind::Count),
+    ("quotas.sandboxes", Kind::Count),
+    ("quotas.memory", Kind::Text),
+    ("quotas.cpu_weight", Kind::Count),
+    ("quotas.disk", Kind::Text),
+    ("quotas.execs", Kind::Count),
+    ("quotas.streams", Kind::Count),
+    ("quotas.requests_per_second", Kind::Count),
 ];
 
 /// Where a value comes from.
@@ -112,6 +124,10 @@ pub(crate) struct Config {
     pub(crate) log_level: tracing::Level,
     pub(crate) manager: SandboxManagerConfig,
     pub(crate) registries: Registries,
+    /// How large the audit log gets; none is kept if absent.
+    pub(crate) audit: Option<Limits>,
+    /// What a tenant may have whose key says nothing else.
+    pub(crate) quotas: Quotas,
     values: BTreeMap<&'static str, (Value, Origin)>,
 }
 
@@ -258,7 +274,24 @@ impl Config {
             return Err(read.wrong("backends", &format!("has `{twice}` twice"), "name each once"));
         }
         let registries = registries(&read)?;
+        let mebibytes = |name| Ok::<_, Failure>(u64::from(read.count(name)?.max(1)) << 20);
+        let audit = Limits {
+            file_bytes: mebibytes("audit.file_mib")?,
+            total_bytes: mebibytes("audit.total_mib")?,
+        };
+        let audit = read.switch("audit.enabled")?.then_some(audit);
+        let quotas = Quotas {
+            sandboxes: read.bound("quotas.sandboxes")?,
+            memory_bytes: read.size("quotas.memory")?,
+            cpu_weight: read.bound("quotas.cpu_weight")?,
+            disk_bytes: read.size("quotas.disk")?,
+            execs: read.bound("quotas.execs")?,
+            streams: read.bound("quotas.streams")?,
+            requests_per_second: read.bound("quotas.requests_per_second")?,
+        };
         Ok(Self {
+            audit,
+            quotas,
             socket: path("socket")?,
             listen: listen.transpose()?,
             state_dir: path("state_dir")?,
@@ -336,6 +369,9 @@ fn defaults(around: &Surroundings) -> BTreeMap<&'static str, (Value, Origin)> {
         "pool.min_warm" => one(&pool.min_warm),
         "pool.max_warm" => one(&pool.max_warm),
         "pool.warm_ttl" => time(pool.warm_ttl),
+        "audit.enabled" => one(&true),
+        "audit.file_mib" => one(&(Limits::default().file_bytes >> 20)),
+        "audit.total_mib" => one(&(Limits::default().total_bytes >> 20)),
         "pool.warm_profiles" => Value::Many(pool.warm_profiles.clone()),
         _ => Value::Unset,
     };
@@ -368,6 +404,18 @@ impl Values<'_> {
     fn count(&self, name: &str) -> Result<u32, Failure> {
         let count = self.text(name).unwrap_or_default().parse();
         count.map_err(|_| self.wrong(name, "is no whole number", "write a number, as in 100"))
+    }
+
+    /// Returns a number that need not be given.
+    fn bound(&self, name: &str) -> Result<Option<u64>, Failure> {
+        self.text(name).map(|_| self.count(name).map(u64::from)).transpose()
+    }
+
+    /// Returns a size that need not be given.
+    fn size(&self, name: &str) -> Result<Option<u64>, Failure> {
+        let Some(text) = self.text(name) else { return Ok(None) };
+        let size = units::size(text);
+        size.map(Cap::bound).map_err(|accepted| self.wrong(name, "is no size", &accepted))
     }
 
     fn time(&self, name: &str) -> Result<Duration, Failure> {

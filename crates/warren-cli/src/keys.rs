@@ -64,7 +64,11 @@ pub(crate) fn key(action: &KeyAction) -> Result<u8, Failure> {
             let quotas = Quotas {
                 sandboxes: count(args.max_sandboxes),
                 memory_bytes: args.max_memory.and_then(Cap::bound),
+                cpu_weight: count(args.max_cpu_weight),
+                disk_bytes: args.max_disk.and_then(Cap::bound),
                 execs: count(args.max_execs),
+                streams: count(args.max_streams),
+                requests_per_second: count(args.max_requests_per_second),
             };
             let (key, record) = keys(&args.place)?.create(&args.tenant, quotas)?;
             if args.place.json {
@@ -90,10 +94,25 @@ pub(crate) fn key(action: &KeyAction) -> Result<u8, Failure> {
                     record.created_at.format("%Y-%m-%d %H:%M").to_string(),
                     shown(record.quotas.sandboxes.map(|count| count.to_string())),
                     shown(record.quotas.memory_bytes.map(|bytes| Bytes(bytes).to_string())),
+                    shown(record.quotas.cpu_weight.map(|count| count.to_string())),
+                    shown(record.quotas.disk_bytes.map(|bytes| Bytes(bytes).to_string())),
                     shown(record.quotas.execs.map(|count| count.to_string())),
+                    shown(record.quotas.streams.map(|count| count.to_string())),
+                    shown(record.quotas.requests_per_second.map(|count| count.to_string())),
                 ]
             });
-            let head = ["ID", "TENANT", "CREATED", "SANDBOXES", "MEMORY", "EXECS"];
+            let head = [
+                "ID",
+                "TENANT",
+                "CREATED",
+                "SANDBOXES",
+                "MEMORY",
+                "CPU",
+                "DISK",
+                "EXECS",
+                "STREAMS",
+                "REQ/S",
+            ];
             let table = output::table(&head, rows.collect());
             output::print(table.as_bytes()).map_err(failed)?;
         }

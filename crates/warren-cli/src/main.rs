@@ -1,6 +1,7 @@
 //! The one binary of Warren.
 
 mod args;
+mod audit;
 mod backends;
 mod client;
 mod commands;
@@ -44,6 +45,8 @@ fn main() -> ExitCode {
         Action::Serve(args) => (false, serve::serve(&args)),
         Action::Config(args) => (args.json, config::config(&args)),
         Action::Key(action) => (action.is_json(), keys::key(&action)),
+        Action::Audit(action) => (action.is_json(), audit::audit(&action)),
+        Action::Quota(args) => (args.json, commands::quota(&args)),
         Action::Create(args) => (args.client.json, commands::create(&args)),
         Action::Ls(args) => (args.client.json, commands::ls(&args)),
         Action::Show(args) => (args.client.json, commands::show(&args)),

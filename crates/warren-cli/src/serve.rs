@@ -15,6 +15,7 @@ use warren::store::sqlite::{Retention, SqliteStore};
 use warren::store::{Image, Store};
 use warren::template::Templates;
 use warren::{DefaultSandboxManager, IsolationBackend, Shutdown};
+use warren_api::audit::Audit;
 use warren_api::e2b;
 use warren_api::journal::{KEPT_ANSWERS, KEPT_EVENTS};
 use warren_api::keys::{Keys, Quotas};
@@ -23,6 +24,7 @@ use warren_api::tls::{Certificate, TlsListener};
 use warren_api::{Api, Options, rest};
 
 use crate::args::ServeArgs;
+use crate::audit;
 use crate::backends;
 use crate::config::{Config, LogFormat, Surroundings};
 use crate::failure::Failure;
@@ -103,8 +105,13 @@ async fn run(
     let mut allowed_hosts = config.allowed_hosts.clone();
     // Where SDKs that are told a domain alone look for the control plane.
     allowed_hosts.extend(args.e2b_domain.iter().map(|domain| format!("api.{domain}")));
+    let audit =
+        config.audit.map(|limits| Audit::open(&config.state_dir.join(audit::DIRECTORY), limits));
+    let audit = audit.transpose()?;
     let options = Options {
         keys: Some(keys),
+        audit: audit.clone(),
+        quotas: config.quotas,
         allowed_hosts,
         journal: Some(store),
         templates: backends.iter().find_map(|backend| {
@@ -162,6 +169,11 @@ async fn run(
     let leave = async {
         // Streams end first: they would keep their connections for ever.
         tokio::join!(api.stop(), server.close(PATIENCE));
+        // Whoever hung up last is noted, and then that this is the end.
+        api.noted().await;
+        if let Some(audit) = audit {
+            audit.stop().await;
+        }
         // Without records the next daemon could not find what was left.
         let stops = args.stop_all || image.is_none();
         let mode = if stops { Shutdown::StopAll } else { Shutdown::LeaveRunning };

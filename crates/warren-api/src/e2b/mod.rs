@@ -17,7 +17,7 @@ use axum::Router;
 
 pub use directory::{SandboxDirectory, SandboxEntry};
 
-use crate::Api;
+use crate::{Api, audit};
 
 /// The dialect of E2B before one manager. Clones are handles to the same one.
 #[derive(Clone)]
@@ -46,5 +46,5 @@ impl E2b {
 ///
 /// Each request must carry its [`Peer`](crate::Peer).
 pub fn router(e2b: &E2b, control: Router) -> Router {
-    routing::router(e2b, control)
+    audit::around(&e2b.0.api, routing::router(e2b, control))
 }

@@ -16,9 +16,12 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 use tower::ServiceExt as _;
 
 use super::{E2b, SandboxEntry, envd};
+use crate::audit::Note;
 use crate::crowd::{Holding, Seat};
+use crate::error::ApiError;
 use crate::principal::Principal;
 use crate::proxy::{self, PATIENCE, Target};
+use crate::quota::{Followed, is_stream};
 use crate::server::Hangup;
 
 const SANDBOX_ID: HeaderName = HeaderName::from_static("e2b-sandbox-id");
@@ -132,13 +135,29 @@ fn named(host: &str) -> Option<Place> {
 async fn visit(e2b: &E2b, entry: SandboxEntry, port: u16, request: Request) -> Response {
     let api = &e2b.0.api;
     let (tenant, quotas) = (entry.tenant.clone(), entry.quotas);
-    let principal = Principal { tenant, client: None, operator: false, quotas };
+    let note = Note::of(&request);
+    let followed = Followed::default();
+    let principal =
+        Principal { tenant, client: None, operator: false, quotas, note: note.clone(), followed };
+    note.by(&principal, None);
+    note.sandbox(entry.sandbox.id());
+    if port != envd::PORT {
+        note.port(port);
+    }
     let seat = request.extensions().get::<Seat>().cloned();
     let admitted = match api.0.ledger.admit(&principal) {
         Ok(admitted) => admitted,
-        Err(error) => return refusal(error.status(), &error.body().error.message),
+        Err(error) => return refused(&error),
     };
-    let busy = (seat.map(Seat::occupy), admitted);
+    let followed = match is_stream(&request) {
+        true => api.0.ledger.follow(&principal),
+        false => Ok(Followed::default()),
+    };
+    let followed = match followed {
+        Ok(followed) => followed,
+        Err(error) => return refused(&error),
+    };
+    let busy = (seat.map(Seat::occupy), admitted, followed);
     let (over, hangup) = (entry.over.clone(), request.extensions().get::<Hangup>().cloned());
     let answer = async {
         match port {
@@ -233,6 +252,16 @@ impl HttpBody for Cut {
 pub(super) fn refusal(status: StatusCode, message: &str) -> Response {
     let body = json!({ "code": status.as_u16(), "message": message });
     (status, axum::Json(body)).into_response()
+}
+
+/// Says in that form that there is too much of something, and when to come again.
+fn refused(error: &ApiError) -> Response {
+    let mut response = refusal(error.status(), &error.body().error.message);
+    let native = error.clone().into_response();
+    let after = native.headers().get(header::RETRY_AFTER).cloned();
+    response.headers_mut().extend(after.map(|after| (header::RETRY_AFTER, after)));
+    response.extensions_mut().insert(error.clone());
+    response
 }
 
 fn about(id: &str, status: StatusCode, message: &str, port: Option<u16>) -> Response {

@@ -30,6 +30,7 @@ use warren::{
     LogOverflow, LogPiece, LogRead, LogStream, LogWait, SandboxError, SandboxId, TerminalSize,
 };
 
+use super::sandboxes::noted;
 use super::wire::{ExecBody, UsageView, millis};
 use crate::Api;
 use crate::error::{ApiError, ErrorBody};
@@ -372,7 +373,8 @@ async fn begin(
 ) -> Result<FoundExec, ApiError> {
     let command = command.command()?;
     let (sandbox, _) = api.sandbox(who, id).await?;
-    let running = api.0.ledger.run(&who.tenant, &who.quotas)?;
+    let name = options.id.as_ref().map(|name| name.0.as_str());
+    let running = api.run_one(who, noted(id, name, &command)).await?;
     let exec = sandbox.start_exec(&command, &ExecContext::default(), options).await?;
     let (stop, watched) = (api.0.stop.clone(), Arc::clone(&exec));
     api.0.tasks.spawn(async move {
@@ -845,7 +847,9 @@ pub(crate) async fn attach(
     let turn = write.then(|| Writers::take(&api, key, steal)).transpose()?;
     let stop = api.0.stop.clone();
     let upgrade = upgrade.max_message_size(MAX_MESSAGE).max_frame_size(MAX_MESSAGE);
+    let followed = who.followed;
     Ok(upgrade.on_upgrade(async move |socket| {
+        let _followed = followed;
         stop.run_until_cancelled(converse(socket, exec, offset, turn)).await;
     }))
 }

@@ -27,7 +27,7 @@ use utoipa_axum::routes;
 use crate::error::ApiError;
 use crate::extract::{MAX_BODY, refuse_odd_paths};
 use crate::principal::{Principal, authenticate, refuse_browsers};
-use crate::{Api, ErrorBody};
+use crate::{Api, ErrorBody, audit};
 
 /// How long a request may take that neither makes a sandbox nor runs a command nor follows events.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -107,6 +107,7 @@ fn parts(api: &Api) -> (Router<Api>, Document) {
         .routes(routes!(sessions::release))
         .routes(routes!(system::get_default, system::set_default, system::unset_default))
         .routes(routes!(system::stats))
+        .routes(routes!(system::quotas))
         .routes(routes!(system::cleanup))
         .merge(templates::prompt())
         .route_layer(from_fn(hurry));
@@ -123,7 +124,7 @@ fn parts(api: &Api) -> (Router<Api>, Document) {
 pub fn router(api: &Api) -> Router {
     let (router, document) = parts(api);
     let document = async move || axum::Json(document.clone());
-    router
+    let router = router
         .route("/v1/openapi.json", get(document))
         .fallback(async || ApiError::no_route())
         .method_not_allowed_fallback(async || ApiError::method_not_allowed())
@@ -131,7 +132,8 @@ pub fn router(api: &Api) -> Router {
         .layer(from_fn(refuse_odd_paths))
         .layer(from_fn_with_state(api.clone(), refuse_browsers))
         .layer(from_fn(log))
-        .with_state(api.clone())
+        .with_state(api.clone());
+    audit::around(api, router)
 }
 
 /// Returns the description of the native dialect, as it is published in `docs/openapi.json`.

@@ -20,6 +20,7 @@ use super::wire::{
     AcquiredView, AttachBody, CreateSandboxBody, ExecBody, ExecView, ListParams, Page,
     SandboxDetailView, SandboxView, SessionView, StateView,
 };
+use crate::audit::Exec;
 use crate::error::{ApiError, ErrorBody};
 use crate::extract::{Body, Id, Parameters};
 use crate::idempotency::{self, Answer};
@@ -328,6 +329,18 @@ pub(crate) async fn exec(
     run(&api, &who, &id, body.value).await.map(Json)
 }
 
+/// Returns what is noted of a command.
+pub(super) fn noted(id: &SandboxId, name: Option<&str>, command: &warren::Command) -> Exec {
+    let exec = Exec {
+        sandbox: id.to_string(),
+        name: name.map(str::to_owned),
+        workdir: command.workdir.as_ref().map(|place| place.display().to_string()),
+        ..Exec::default()
+    };
+    let words = std::iter::once(&command.program).chain(&command.args);
+    exec.command(words.map(String::as_str)).variables(command.env.keys().map(String::as_str))
+}
+
 pub(super) async fn run(
     api: &Api,
     who: &Principal,
@@ -336,7 +349,7 @@ pub(super) async fn run(
 ) -> Result<ExecView, ApiError> {
     let command = body.command()?;
     let (sandbox, _) = api.sandbox(who, id).await?;
-    let _running = api.0.ledger.run(&who.tenant, &who.quotas)?;
+    let _running = api.run_one(who, noted(id, None, &command)).await?;
     let report = sandbox.exec_report(&command, &ExecContext::default()).await?;
     Ok(report.into())
 }

@@ -24,6 +24,7 @@ use warren::{ExecCause, LogPiece, Sandbox, SandboxId};
 use super::execs::{self, KEEP_ALIVE, PieceView};
 use super::wire::{self, Page};
 use crate::Api;
+use crate::audit::Exec;
 use crate::error::{ApiError, ErrorBody};
 use crate::extract::{Body, Id, plain};
 use crate::principal::Principal;
@@ -277,7 +278,15 @@ async fn begin(
     };
     command.validate()?;
     let sandbox = sandbox(api, who, id).await?;
-    let running = api.0.ledger.run(&who.tenant, &who.quotas)?;
+    let exec = Exec {
+        sandbox: sandbox.id().to_string(),
+        name: Some(name.clone()),
+        workdir: body.workdir.clone(),
+        ..Exec::default()
+    };
+    let exec = exec.command(std::iter::once(command.command.as_str()));
+    let exec = exec.variables(body.env.iter().map(|(name, _)| name.as_str()));
+    let running = api.run_one(who, exec).await?;
     let options = ShellOptions {
         name,
         workdir: body.workdir.map(PathBuf::from),

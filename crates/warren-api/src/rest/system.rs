@@ -14,7 +14,7 @@ use warren::{SandboxId, SessionState};
 use super::sandboxes;
 use super::wire::{
     CleanupView, DefaultBody, DefaultView, ExecBody, ExecView, HealthView, ManagerStatsView,
-    StatsView,
+    QuotaListView, StatsView,
 };
 use crate::error::{ApiError, ErrorBody};
 use crate::events::{EventView, Item, Reader};
@@ -167,6 +167,18 @@ pub(crate) async fn stats(
             timeout_destroys: stats.timeout_destroys,
         }),
     }))
+}
+
+/// Returns how much the caller has of everything, and how much it may; to the operator, how much
+/// everybody has.
+#[utoipa::path(
+    get,
+    path = "/v1/quotas",
+    tag = "daemon",
+    responses((status = 200, body = QuotaListView))
+)]
+pub(crate) async fn quotas(State(api): State<Api>, who: Principal) -> Json<QuotaListView> {
+    Json(QuotaListView { items: api.0.ledger.used(&who) })
 }
 
 /// Tells whether the daemon can make sandboxes. Needs no key.

@@ -19,6 +19,7 @@ use warren::{
 };
 
 use crate::error::ApiError;
+use crate::keys::Quotas;
 use crate::principal::split;
 
 /// Reads a map, and refuses one that says two things of one key: readers would differ in which holds.
@@ -803,4 +804,41 @@ pub struct CleanupView {
 
 pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// What everybody has that the caller may know of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct QuotaListView {
+    /// By the name of the tenant.
+    pub items: Vec<QuotaView>,
+}
+
+/// How much a tenant has of everything, and how much it may have.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct QuotaView {
+    /// The tenant.
+    pub tenant: String,
+    /// What it has.
+    pub used: UsedView,
+    /// What it may have, by the key that it last came with.
+    pub quotas: Quotas,
+}
+
+/// What a tenant has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct UsedView {
+    /// Sandboxes.
+    pub sandboxes: u64,
+    /// Memory that they may use together.
+    pub memory_bytes: u64,
+    /// Shares of the CPU that they have together.
+    pub cpu_weight: u64,
+    /// What they may write together.
+    pub disk_bytes: u64,
+    /// Commands that run.
+    pub execs: u64,
+    /// Streams that are followed.
+    pub streams: u64,
+    /// Requests that are under way.
+    pub requests: u64,
 }

@@ -1,5 +1,6 @@
 //! The native dialect as its callers meet it, on a real manager and a backend with no kernel in it.
 
+mod audit;
 mod bad_input;
 mod description;
 mod events;

@@ -9,7 +9,7 @@ use warren::backend::fake::{Step, When};
 use warren::{SandboxManagerConfig, SessionTimeouts};
 use warren_api::keys::Quotas;
 
-use crate::support::{Daemon, tcp};
+use crate::support::{Daemon, ROOT, tcp};
 
 async fn call(daemon: &Daemon, key: &str, method: &str, path: &str, body: Value) -> (u16, Value) {
     let headers = [("host", "127.0.0.1:8080"), ("x-api-key", key)];
@@ -121,4 +121,107 @@ async fn commands_in_flight_are_bounded() {
     let (first, second) = tokio::join!(run(), second);
     assert_eq!((first.0, second.0), (200, 429));
     assert_eq!(run().await.0, 200);
+}
+
+#[tokio::test]
+async fn disk_and_shares_of_the_cpu_count_by_what_each_sandbox_may_use() {
+    let daemon = Daemon::new().await;
+    let quotas = Quotas { disk_bytes: Some(300 << 20), cpu_weight: Some(250), ..Quotas::default() };
+    let key = daemon.key("alice", quotas);
+    let of = |mebibytes: u64, weight: u64| json!({ "limits": { "max_write_bytes": mebibytes << 20, "cpu_weight": weight } });
+    assert_eq!(create(&daemon, &key, of(200, 1)).await.0, 201);
+    let (status, refused) = create(&daemon, &key, of(101, 1)).await;
+    assert_eq!((status, &refused["error"]["code"]), (429, &json!("quota")));
+    assert!(refused["error"]["message"].as_str().unwrap().contains("bytes to be written"));
+    assert_eq!(create(&daemon, &key, of(1, 250)).await.0, 429);
+    assert_eq!(create(&daemon, &key, of(1, 249)).await.0, 201);
+    let bob = daemon.key("bob", quotas);
+    assert_eq!(create(&daemon, &bob, of(300, 250)).await.0, 201, "another tenant's");
+}
+
+#[tokio::test]
+async fn s10_what_counts_is_derived_anew_after_a_restart() {
+    let daemon = Daemon::new().await;
+    let quotas = Quotas {
+        sandboxes: Some(3),
+        memory_bytes: Some(1 << 30),
+        disk_bytes: Some(200 << 20),
+        cpu_weight: Some(200),
+        ..Quotas::default()
+    };
+    let key = daemon.key("alice", quotas);
+    assert_eq!(create(&daemon, &key, json!({})).await.0, 201);
+    let (_, before) = call(&daemon, &key, "GET", "/v1/quotas", Value::Null).await;
+    let daemon = daemon.restart().await;
+    let (_, after) = call(&daemon, &key, "GET", "/v1/quotas", Value::Null).await;
+    assert_eq!(after, before);
+    assert_eq!(
+        after["items"][0]["used"],
+        json!({
+            "sandboxes": 1, "memory_bytes": 512 << 20, "cpu_weight": 100, "disk_bytes": 100 << 20,
+            "execs": 0, "streams": 0, "requests": 1,
+        })
+    );
+    assert_eq!(after["items"][0]["quotas"]["cpu_weight"], 200);
+    assert_eq!(create(&daemon, &key, json!({})).await.0, 201);
+    assert_eq!(create(&daemon, &key, json!({})).await.0, 429, "the first one counts still");
+}
+
+#[tokio::test]
+async fn requests_past_their_rate_are_told_when_to_come_again() {
+    let daemon = Daemon::new().await;
+    let slow = Quotas { requests_per_second: Some(5), ..Quotas::default() };
+    let (alice, bob) = (daemon.key("alice", slow), daemon.key("bob", Quotas::default()));
+    let headers = [("host", "127.0.0.1:8080"), ("x-api-key", alice.as_str())];
+    let mut refused = None;
+    for _ in 0..50 {
+        let answer = daemon.call_with(tcp(), "GET", "/v1/stats", Value::Null, &headers).await;
+        if answer.status != 200 {
+            refused = Some(answer);
+            break;
+        }
+    }
+    let refused = refused.expect("fifty at once are too many");
+    assert_eq!((refused.status, refused.code().as_str()), (429, "rate"));
+    assert!(refused.headers.contains(&("retry-after".into(), "1".into())), "{refused:?}");
+    assert_eq!(call(&daemon, &bob, "GET", "/v1/stats", Value::Null).await.0, 200, "another's");
+    // Nor does a second key of the same tenant give more.
+    let second = daemon.key("alice", slow);
+    assert_eq!(call(&daemon, &second, "GET", "/v1/stats", Value::Null).await.0, 429);
+}
+
+#[tokio::test]
+async fn streams_are_bounded_and_given_back_when_they_are_left() {
+    let daemon = Daemon::new().await;
+    let key = daemon.key("alice", Quotas { streams: Some(2), ..Quotas::default() });
+    let headers = [("host", "127.0.0.1:8080"), ("x-api-key", key.as_str())];
+    let follow = || daemon.open(tcp(), "GET", "/v1/events", Vec::new(), &headers);
+    let (first, second) = (follow().await, follow().await);
+    assert_eq!((first.status().as_u16(), second.status().as_u16()), (200, 200));
+    let third = follow().await;
+    assert_eq!(third.status().as_u16(), 429);
+    assert!(third.headers().contains_key("retry-after"));
+    assert_eq!(call(&daemon, &key, "GET", "/v1/stats", Value::Null).await.0, 200, "no stream");
+    let (_, used) = call(&daemon, &key, "GET", "/v1/quotas", Value::Null).await;
+    assert_eq!(used["items"][0]["used"]["streams"], 2);
+    drop(first);
+    assert_eq!(follow().await.status().as_u16(), 200);
+    drop(second);
+}
+
+#[tokio::test]
+async fn what_is_used_is_shown_to_whom_it_belongs_and_to_the_operator() {
+    let daemon = Daemon::new().await;
+    let (alice, bob) =
+        (daemon.key("alice", Quotas::default()), daemon.key("bob", Quotas::default()));
+    assert_eq!(create(&daemon, &alice, json!({})).await.0, 201);
+    let tenants = |shown: &Value| -> Vec<String> {
+        let items = shown["items"].as_array().unwrap();
+        items.iter().map(|item| item["tenant"].as_str().unwrap().to_owned()).collect()
+    };
+    let (_, own) = call(&daemon, &bob, "GET", "/v1/quotas", Value::Null).await;
+    assert_eq!(tenants(&own), ["tenant:bob"]);
+    assert_eq!(own["items"][0]["used"]["sandboxes"], 0);
+    let all = daemon.call(ROOT, "GET", "/v1/quotas", Value::Null).await.expect(200);
+    assert!(tenants(&all).contains(&"tenant:alice".to_owned()), "{all}");
 }

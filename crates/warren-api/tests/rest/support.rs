@@ -14,6 +14,7 @@ use warren::image::Registries;
 use warren::layers::Layers;
 use warren::template::Templates;
 use warren::{DefaultSandboxManager, PoolConfig, SandboxManagerConfig};
+use warren_api::audit::{Audit, Limits};
 use warren_api::journal::MemoryJournal;
 use warren_api::keys::{Keys, Quotas};
 use warren_api::{Api, Options, Peer, rest};
@@ -30,6 +31,7 @@ pub(crate) struct Daemon {
     pub(crate) manager: DefaultSandboxManager,
     pub(crate) state: tempfile::TempDir,
     journal: Arc<MemoryJournal>,
+    audit: Option<Audit>,
 }
 
 /// An answer, whole.
@@ -75,14 +77,42 @@ impl Daemon {
         Self::with(SandboxManagerConfig::default()).await
     }
 
+    /// Makes one that notes everything.
+    pub(crate) async fn audited() -> Self {
+        Self::made(SandboxManagerConfig::default(), true).await
+    }
+
+    /// Takes what E2B's clients say as well.
+    pub(crate) async fn speaking_e2b(self) -> Self {
+        let settings = warren_api::e2b::control::Settings::default();
+        let router = warren_api::e2b::control::open(&self.api, settings).await.expect("E2B");
+        Self { router, ..self }
+    }
+
+    /// Ends it, and returns what is left.
+    pub(crate) async fn end(self) -> tempfile::TempDir {
+        self.api.stop().await;
+        self.api.noted().await;
+        if let Some(audit) = &self.audit {
+            audit.stop().await;
+        }
+        self.state
+    }
+
     pub(crate) async fn with(config: SandboxManagerConfig) -> Self {
+        Self::made(config, false).await
+    }
+
+    async fn made(config: SandboxManagerConfig, audited: bool) -> Self {
         let state = tempfile::tempdir().expect("a directory");
         let layers = Layers::open(state.path().join("storage")).expect("a store");
         let backend = FakeBackend::new().with_layers(layers);
         let pool = PoolConfig { enabled: false, ..PoolConfig::default() };
         let config = SandboxManagerConfig { pool, ..config };
         let manager = DefaultSandboxManager::new(vec![Arc::new(backend.clone())], config);
-        Self::over(backend, manager, state, Arc::default()).await
+        let open = || Audit::open(&state.path().join("audit"), Limits::default()).expect("a log");
+        let audit = audited.then(open);
+        Self::over(backend, manager, state, Arc::default(), audit).await
     }
 
     async fn over(
@@ -90,22 +120,24 @@ impl Daemon {
         manager: DefaultSandboxManager,
         state: tempfile::TempDir,
         journal: Arc<MemoryJournal>,
+        audit: Option<Audit>,
     ) -> Self {
         let options = Options {
             keys: Some(Keys::at(state.path().join("keys.json"))),
             journal: Some(Arc::clone(&journal) as _),
             templates: Some(templates(&backend, &state)),
+            audit: audit.clone(),
             ..Options::default()
         };
         let api = Api::new(Arc::new(manager.clone()), options);
         api.start().await.expect("an API");
-        Self { router: rest::router(&api), api, backend, manager, state, journal }
+        Self { router: rest::router(&api), api, backend, manager, state, journal, audit }
     }
 
     /// Forgets all but what the manager and the journal have.
     pub(crate) async fn restart(self) -> Self {
         self.api.stop().await;
-        Self::over(self.backend, self.manager, self.state, self.journal).await
+        Self::over(self.backend, self.manager, self.state, self.journal, self.audit).await
     }
 
     pub(crate) fn key(&self, tenant: &str, quotas: Quotas) -> String {
@@ -180,13 +212,14 @@ impl Daemon {
     }
 }
 
-async fn read(response: Response<Body>) -> Answer {
+pub(crate) async fn read(response: Response<Body>) -> Answer {
     let (head, body) = response.into_parts();
     let bytes = body.collect().await.expect("a body").to_bytes();
     let headers = head
         .headers
         .iter()
-        .filter(|(name, _)| *name != header::DATE)
+        // Each request has a moment and a name of its own.
+        .filter(|(name, _)| *name != header::DATE && *name != "x-request-id")
         .map(|(name, value)| (name.to_string(), String::from_utf8_lossy(value.as_bytes()).into()))
         .collect();
     Answer { status: head.status.as_u16(), headers, bytes }

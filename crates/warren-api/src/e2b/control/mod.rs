@@ -158,7 +158,15 @@ impl Control {
 
     /// Returns the caller's sandbox of this id; what is another's does not exist.
     fn own(&self, who: &Principal, id: &str) -> Result<Arc<Live>, ApiError> {
-        let found = self.get(id).filter(|live| *guard(&live.record).tenant == *who.tenant);
+        let found = self.get(id).filter(|live| {
+            let record = guard(&live.record);
+            who.note.sandbox(&record.sandbox);
+            let own = *record.tenant == *who.tenant;
+            if !own {
+                who.note.foreign();
+            }
+            own
+        });
         found.ok_or_else(|| not_found(id))
     }
 
@@ -322,6 +330,8 @@ async fn in_their_words(request: Request, next: Next) -> Response {
     if let Some(after) = response.headers().get(axum::http::header::RETRY_AFTER) {
         answer.headers_mut().insert(axum::http::header::RETRY_AFTER, after.clone());
     }
+    // For the audit log.
+    answer.extensions_mut().insert(error);
     answer
 }
 

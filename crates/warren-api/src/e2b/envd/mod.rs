@@ -24,6 +24,8 @@ use subtle::ConstantTimeEq as _;
 use self::connect::{Failure, Incoming, Shape, Wire};
 use super::routing::refusal;
 use super::{E2b, SandboxEntry};
+use crate::audit::Note;
+use crate::principal::Principal;
 
 pub(super) use filesystem::Watchers;
 pub(super) use transfer::Asked;
@@ -42,12 +44,21 @@ struct Call {
     headers: HeaderMap,
     /// The user that was named.
     user: Option<String>,
+    /// What is noted of it.
+    note: Note,
 }
 
 impl Call {
-    fn new(e2b: &E2b, entry: SandboxEntry, headers: HeaderMap) -> Self {
+    fn new(e2b: &E2b, entry: SandboxEntry, headers: HeaderMap, note: Note) -> Self {
         let user = named_user(&headers);
-        Self { e2b: e2b.clone(), entry, headers, user }
+        Self { e2b: e2b.clone(), entry, headers, user, note }
+    }
+
+    /// Returns whose sandbox it is, who is whom the daemon knows to ask.
+    fn who(&self) -> Principal {
+        let (tenant, quotas) = (self.entry.tenant.clone(), self.entry.quotas);
+        let (note, followed) = (self.note.clone(), Default::default());
+        Principal { tenant, client: None, operator: false, quotas, note, followed }
     }
 
     /// Returns who asks, of the sandbox's own users.
@@ -121,7 +132,7 @@ fn preflight(asked: &HeaderMap) -> Response {
 async fn dispatch(e2b: &E2b, entry: SandboxEntry, request: Request) -> Response {
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
-    let call = Call::new(e2b, entry, request.headers().clone());
+    let call = Call::new(e2b, entry, request.headers().clone(), Note::of(&request));
     match (method.as_str(), path.as_str()) {
         ("GET" | "HEAD", "/health") => {
             return (StatusCode::NO_CONTENT, [(header::CACHE_CONTROL, "no-store")]).into_response();

@@ -23,6 +23,7 @@ use super::wire::{
     ProcessRequest, ProcessResponse, ProcessSelector, Pty, SendInputRequest, SendSignalRequest,
     StartRequest, Started, StreamInputRequest, UpdateRequest,
 };
+use crate::audit::Exec;
 
 /// How much output travels in one message.
 const CHUNK: usize = 32 << 10;
@@ -148,7 +149,14 @@ pub(super) async fn start(
     let context = ExecContext { extra_env: call.entry.env.clone(), ..ExecContext::default() };
 
     let api = &call.e2b.0.api;
-    let running = api.0.ledger.run(&call.entry.tenant, &call.entry.quotas)?;
+    let words = std::iter::once(&command.program).chain(&command.args).map(String::as_str);
+    let exec = Exec {
+        sandbox: call.entry.sandbox.id().to_string(),
+        workdir: options.user.as_ref().and_then(|user| user.workdir.clone()),
+        ..Exec::default()
+    };
+    let exec = exec.command(words).variables(command.env.keys().map(String::as_str));
+    let running = api.run_one(&call.who(), exec).await?;
     let started = call.entry.sandbox.start_exec(&command, &context, &options).await;
     let exec = started.map_err(|error| match error {
         SandboxError::Program { kind: ProgramFault::User, .. } => Failure::no_user(user),
