@@ -317,6 +317,14 @@ fn position(
     bool::from(found).then(|| usize::try_from(at).ok())?
 }
 
+/// Reads a file of keys.
+#[cfg(feature = "fuzz")]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    if let Ok(file) = serde_json::from_slice::<KeyFile>(bytes) {
+        let _ = position(&file.keys, &[b'0'; 64], |a, b| a.ct_eq(b));
+    }
+}
+
 fn create_private(mut builder: fs::DirBuilder, directory: &Path) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt as _;
     builder.recursive(true).mode(0o700).create(directory)

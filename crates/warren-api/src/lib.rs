@@ -12,6 +12,9 @@ pub mod e2b;
 mod error;
 mod events;
 mod extract;
+#[cfg(feature = "fuzz")]
+#[doc(hidden)]
+pub mod fuzz;
 mod idempotency;
 pub mod journal;
 pub mod keys;

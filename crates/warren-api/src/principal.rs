@@ -215,6 +215,15 @@ fn given_key(headers: &HeaderMap) -> Result<&str, ApiError> {
     }
 }
 
+/// Asks whether a `Host` is ours. What is not an address and on no list never is.
+#[cfg(feature = "fuzz")]
+pub(crate) fn fuzz(host: &str) {
+    let to = SocketAddr::from(([192, 0, 2, 1], 80));
+    if is_our_host(host, to, &[]) {
+        assert!(host.chars().all(|c| c.is_ascii_hexdigit() || ".:[]".contains(c)), "{host:?}");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -27,8 +27,12 @@ use crate::protocol::Ended;
 pub const META: u64 = 64 << 10;
 /// Where the verdict begins; the index is next.
 pub const VERDICT: u64 = 512 << 10;
-const INDEX: u64 = 1 << 20;
-const DATA: u64 = 16 << 20;
+/// Where the index begins; the bytes are next.
+#[doc(hidden)]
+pub const INDEX: u64 = 1 << 20;
+/// Where the bytes begin.
+#[doc(hidden)]
+pub const DATA: u64 = 16 << 20;
 const MAX_RUNS: u64 = (DATA - INDEX) / 8;
 const HEAD_SIZE: usize = 512;
 /// Where the head's checksum, its length and it itself are.

@@ -416,6 +416,14 @@ pub fn parse_inline<T: DeserializeOwned>(packet: &[u8]) -> io::Result<T> {
     }
 }
 
+/// Writes a packet that has its message in it, as [`parse_inline`] reads it.
+#[cfg(feature = "fuzz")]
+#[doc(hidden)]
+pub fn write_inline(message: &impl Serialize) -> io::Result<Vec<u8>> {
+    let message = postcard::to_allocvec(message).map_err(|_| malformed("a message"))?;
+    Ok([&[INLINE], &message[..]].concat())
+}
+
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
     match postcard::take_from_bytes(bytes) {
         Ok((message, [])) => Ok(message),

@@ -9,6 +9,9 @@
 
 pub mod backend;
 pub mod contract;
+#[cfg(feature = "fuzz")]
+#[doc(hidden)]
+pub mod fuzz;
 pub mod image;
 pub mod layers;
 pub mod manager;

@@ -5,6 +5,8 @@
 //! restoring them is left to the backends, and who may do so to the manager.
 
 mod archive;
+#[cfg(feature = "fuzz")]
+pub(crate) use archive::fuzz;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};

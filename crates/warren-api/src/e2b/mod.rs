@@ -19,6 +19,11 @@ pub use directory::{SandboxDirectory, SandboxEntry};
 
 use crate::{Api, audit};
 
+#[cfg(feature = "fuzz")]
+pub(crate) use envd::fuzz;
+#[cfg(feature = "fuzz")]
+pub(crate) use routing::fuzz_routing;
+
 /// The dialect of E2B before one manager. Clones are handles to the same one.
 #[derive(Clone)]
 pub struct E2b(Arc<Inner>);

@@ -119,6 +119,14 @@ fn addressee(request: &Request) -> Result<For, String> {
     Ok(For::Control)
 }
 
+/// Finds out whom a request is for, whatever it says.
+#[cfg(feature = "fuzz")]
+pub(crate) fn fuzz_routing(mut request: Request) {
+    name_host(&mut request);
+    let _ = addressee(&request);
+    let _ = envd::Asked::of(&request);
+}
+
 /// Reads `<port>-<id>.<domain>`.
 fn named(host: &str) -> Option<Place> {
     let (label, _) = host.split_once('.')?;

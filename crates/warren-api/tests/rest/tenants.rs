@@ -108,12 +108,24 @@ const UNKNOWN: (&str, &str) =
 #[tokio::test]
 async fn what_belongs_to_another_is_answered_like_what_does_not_exist() {
     let daemon = Daemon::new().await;
+    let host = ("host", "127.0.0.1:8080");
+    let bearer = format!("Bearer {}", daemon.key("mallory", Quotas::default()));
     let key = daemon.key("mallory", Quotas::default());
-    let bearer = format!("Bearer {key}");
-    let on_tcp = [("host", "127.0.0.1:8080"), ("authorization", bearer.as_str())];
-    let other_client = [("x-warren-client", "other")];
-    let strangers: [(_, &[(&str, &str)]); 3] =
-        [(BOB, &[]), (tcp(), &on_tcp), (ALICE, &other_client)];
+    let e2b = daemon.keys().create_for_e2b("eve", Quotas::default()).unwrap().0;
+    // The same name, but for where it comes from.
+    let namesake = daemon.key("4000001", Quotas::default());
+    let other_client = ("x-warren-client", "other");
+    let default_client = ("x-warren-client", "default");
+    let strangers: [(_, &[(&str, &str)]); 8] = [
+        (BOB, &[]),
+        (BOB, &[default_client]),
+        (ALICE, &[other_client]),
+        (tcp(), &[host, ("authorization", &bearer)]),
+        (tcp(), &[host, ("x-api-key", &key), default_client]),
+        (tcp(), &[host, ("x-api-key", &e2b)]),
+        (tcp(), &[host, ("x-api-key", &namesake)]),
+        (tcp(), &[host, ("x-api-key", &namesake), default_client]),
+    ];
 
     for state in ["active", "detached", "suspended"] {
         let (sandbox, session) = daemon.create(ALICE, json!({ "name": state })).await;
@@ -136,6 +148,59 @@ async fn what_belongs_to_another_is_answered_like_what_does_not_exist() {
             }
         }
         assert_eq!(daemon.state_of(ALICE, &session).await, state, "nobody touched it");
+    }
+}
+
+#[tokio::test]
+async fn a_tenants_things_do_not_exist_for_one_whose_name_is_nearly_the_same() {
+    let daemon = Daemon::new().await;
+    let host = ("host", "127.0.0.1:8080");
+    let key = daemon.key("alice", Quotas::default());
+    let on_tcp = [host, ("x-api-key", key.as_str())];
+    let made = daemon.call_with(tcp(), "POST", "/v1/sandboxes", json!({}), &on_tcp).await;
+    let made = made.expect(201);
+    let ids = (made["sandbox"]["id"].as_str().unwrap(), made["session"]["id"].as_str().unwrap());
+    let near: Vec<String> = ["alic", "alice2", "Alice", "alice.", "alice-default", "tenant"]
+        .iter()
+        .map(|name| daemon.key(name, Quotas::default()))
+        .collect();
+    for endpoint in named() {
+        for key in &near {
+            let headers = [host, ("x-api-key", key.as_str())];
+            let unknown = ask(&daemon, &endpoint, &headers, tcp(), UNKNOWN).await;
+            let theirs = ask(&daemon, &endpoint, &headers, tcp(), ids).await;
+            assert_eq!(unknown.status, 404, "{endpoint:?}: {unknown:?}");
+            assert_eq!(theirs, unknown, "{endpoint:?}");
+        }
+    }
+    let path = format!("/v1/sandboxes/{}", ids.0);
+    daemon.call_with(tcp(), "GET", &path, Value::Null, &on_tcp).await.expect(200);
+}
+
+#[tokio::test]
+async fn without_a_good_key_what_exists_is_answered_like_what_does_not() {
+    let daemon = Daemon::new().await;
+    let host = ("host", "127.0.0.1:8080");
+    let (sandbox, session) = daemon.create(ALICE, json!({})).await;
+    let ids = (sandbox.as_str(), session.as_str());
+    let revoked = daemon.key("gone", Quotas::default());
+    let id = daemon.keys().list().unwrap()[0].id.clone();
+    daemon.keys().revoke(&id).unwrap();
+    let short = &revoked[..revoked.len() - 1];
+    let strangers: [&[(&str, &str)]; 5] = [
+        &[host],
+        &[host, ("x-api-key", &revoked)],
+        &[host, ("x-api-key", short)],
+        &[host, ("authorization", "Bearer")],
+        &[host, ("cookie", &revoked)],
+    ];
+    for endpoint in named() {
+        for headers in strangers {
+            let unknown = ask(&daemon, &endpoint, headers, tcp(), UNKNOWN).await;
+            let theirs = ask(&daemon, &endpoint, headers, tcp(), ids).await;
+            assert_eq!(unknown.status, 401, "{endpoint:?}: {unknown:?}");
+            assert_eq!(theirs, unknown, "{endpoint:?}");
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The daemon and its clients as their users meet them.
 
+mod audit;
 mod clients;
 mod crash;
 mod execs;

@@ -137,3 +137,26 @@ impl From<ImageError> for SandboxError {
         }
     }
 }
+
+/// Reads an index, a manifest, a configuration or an archive of an image.
+#[cfg(feature = "fuzz")]
+pub(crate) fn fuzz(data: &[u8]) {
+    use std::io::Write as _;
+    let Some((kind, bytes)) = data.split_first() else { return };
+    match kind % 4 {
+        0 => drop(manifest::read(bytes, None)),
+        1 => drop(manifest::read(bytes, Some("latest"))),
+        2 => {
+            if let Ok(config) = manifest::Config::read(bytes, usize::from(*kind / 4)) {
+                config.runtime();
+            }
+        }
+        _ => {
+            let memory = rustix::fs::memfd_create(c"image", rustix::fs::MemfdFlags::CLOEXEC);
+            let mut file = std::fs::File::from(memory.expect("memory"));
+            file.write_all(bytes).expect("memory");
+            let files = layout::Files::archive(file);
+            let _ = files.and_then(|files| files.contents(None));
+        }
+    }
+}

@@ -206,6 +206,29 @@ pub(crate) fn read(input: &mut impl Read, root: BorrowedFd<'_>, bytes: u64) -> i
     Ok(())
 }
 
+/// Reads a layer into a directory that is thrown away. Each frame is given its length, for bytes that
+/// happen to have the right one are rare.
+#[cfg(feature = "fuzz")]
+pub(crate) fn fuzz(data: &[u8]) {
+    use std::sync::OnceLock;
+    static PLACE: OnceLock<std::path::PathBuf> = OnceLock::new();
+    let place = PLACE.get_or_init(|| format!("/dev/shm/warren-fuzz-{}", std::process::id()).into());
+    let _ = std::fs::remove_dir_all(place);
+    std::fs::create_dir(place).expect("a directory");
+    let root = std::fs::File::open(place).expect("a directory");
+    let mut framed = Vec::new();
+    let mut rest = data;
+    while let Some((length, after)) = rest.split_first() {
+        let (frame, after) = after.split_at(usize::from(*length).min(after.len()));
+        framed.extend(u32::from(*length).to_le_bytes());
+        framed.extend(frame);
+        rest = after;
+    }
+    let _ = read(&mut &data[..], root.as_fd(), 1 << 16);
+    let _ = read(&mut &framed[..], root.as_fd(), 1 << 16);
+    let _ = std::fs::remove_dir_all(place);
+}
+
 struct Receiver<'a, R> {
     input: &'a mut R,
     writer: Writer,

@@ -159,35 +159,11 @@ impl Snapshots {
         let broken = |error: io::Error| refused(error.to_string());
         let mut input = zstd::stream::read::Decoder::new(input).map_err(broken)?.single_frame();
         input.window_log_max(WINDOW).map_err(broken)?;
-        let (found, size) = header(&mut input).map_err(broken)?;
-        if found != MANIFEST || size > MAX_MANIFEST {
-            return Err(refused("it does not begin with a manifest"));
-        }
-        let mut text = Vec::new();
-        (&mut input).take(size).read_to_end(&mut text).map_err(broken)?;
-        padding(&mut input, size).map_err(broken)?;
-        let manifest: Manifest =
-            serde_json::from_slice(&text).map_err(|error| refused(error.to_string()))?;
-        let Manifest { version, labels, sandbox_id, spec, base, layers, .. } = manifest;
-        if version != VERSION {
-            return Err(refused(format!("it is of version {version}")));
-        }
-        base.validate()?;
-        spec.validate()?;
-        sandbox_id.validate()?;
+        let manifest = opening(&mut input)?;
+        let Manifest { labels, sandbox_id, spec, base, layers, .. } = manifest;
         let name = name.unwrap_or(&manifest.name).to_owned();
         let options = SnapshotOptions { name, labels, ..SnapshotOptions::default() };
         options.validate()?;
-        if !layers.iter().map(|layer| &layer.id).eq(base.all()) {
-            return Err(refused("its layers are not those that it stands on"));
-        }
-        let total = layers.iter().try_fold(0_u64, |total, layer| total.checked_add(layer.size));
-        if total.is_none_or(|total| total > MAX_BYTES) {
-            return Err(SandboxError::TooLarge {
-                what: "the snapshot".to_owned(),
-                limit: MAX_BYTES,
-            });
-        }
         let reserved = self.reserve(owner, &options.name)?;
         let mut held = Held::default();
         let mut ids = std::collections::BTreeMap::new();
@@ -236,6 +212,44 @@ impl Snapshots {
         let paused = std::time::Duration::ZERO;
         reserved.put(&sandbox_id, spec, &Capture { base, new_bytes, paused, held }, options)
     }
+}
+
+/// Reads the manifest that a snapshot begins with, and checks what can be checked of it.
+fn opening(input: &mut impl Read) -> Result<Manifest> {
+    let broken = |error: io::Error| refused(error.to_string());
+    let (found, size) = header(input).map_err(broken)?;
+    if found != MANIFEST || size > MAX_MANIFEST {
+        return Err(refused("it does not begin with a manifest"));
+    }
+    let mut text = Vec::new();
+    input.take(size).read_to_end(&mut text).map_err(broken)?;
+    padding(input, size).map_err(broken)?;
+    let manifest: Manifest =
+        serde_json::from_slice(&text).map_err(|error| refused(error.to_string()))?;
+    let Manifest { version, sandbox_id, spec, base, layers, .. } = &manifest;
+    if *version != VERSION {
+        return Err(refused(format!("it is of version {version}")));
+    }
+    base.validate()?;
+    spec.validate()?;
+    sandbox_id.validate()?;
+    if !layers.iter().map(|layer| &layer.id).eq(base.all()) {
+        return Err(refused("its layers are not those that it stands on"));
+    }
+    let total = layers.iter().try_fold(0_u64, |total, layer| total.checked_add(layer.size));
+    if total.is_none_or(|total| total > MAX_BYTES) {
+        return Err(SandboxError::TooLarge { what: "the snapshot".to_owned(), limit: MAX_BYTES });
+    }
+    Ok(manifest)
+}
+
+/// Reads what a snapshot begins with: as it is, or a manifest that is given a header first.
+#[cfg(feature = "fuzz")]
+pub(super) fn fuzz(data: &[u8]) {
+    let _ = opening(&mut &data[..]);
+    let mut whole = Vec::new();
+    entry(&mut whole, MANIFEST, data.len() as u64, &mut &data[..]).expect("memory");
+    let _ = opening(&mut &whole[..]);
 }
 
 /// Makes a file that has no name, and goes with its last descriptor.

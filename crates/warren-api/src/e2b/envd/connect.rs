@@ -188,6 +188,7 @@ impl From<ApiError> for Failure {
         let code = match error.status() {
             StatusCode::TOO_MANY_REQUESTS => Code::ResourceExhausted,
             StatusCode::BAD_REQUEST => Code::InvalidArgument,
+            StatusCode::SERVICE_UNAVAILABLE => Code::Unavailable,
             _ => Code::Internal,
         };
         Self::new(code, error.body().error.message)
@@ -472,6 +473,55 @@ impl Incoming {
         let rest = self.buffer.split_off(HEAD + length);
         let whole = std::mem::replace(&mut self.buffer, rest);
         Ok(Some((flags, Bytes::from(whole).slice(HEAD..))))
+    }
+}
+
+/// Reads frames and messages. What is understood is written again as it was understood.
+#[cfg(feature = "fuzz")]
+pub(crate) fn fuzz(data: &[u8]) {
+    use futures_util::FutureExt as _;
+
+    use super::wire::{StartRequest, StreamInputRequest, UpdateRequest};
+
+    fn both<M: Wire + PartialEq>(shape: Shape, gzip: bool, bytes: &[u8]) {
+        let (Shape::Unary(codec) | Shape::Stream(codec)) = shape;
+        let mut headers = HeaderMap::new();
+        if gzip {
+            for name in ["content-encoding", "connect-content-encoding"] {
+                headers.insert(name, HeaderValue::from_static("gzip"));
+            }
+        }
+        let body = Body::from(bytes.to_vec());
+        let check = |message: M| {
+            if codec == Codec::Proto {
+                let again = codec.read::<M>(&codec.write(&message));
+                assert!(again.is_ok_and(|again| again == message), "it says something else");
+            }
+        };
+        match shape {
+            Shape::Unary(_) => {
+                let read = read_unary::<M>(codec, &headers, body).now_or_never();
+                if let Some(Ok(message)) = read {
+                    check(message);
+                }
+            }
+            Shape::Stream(_) => {
+                let Ok(mut incoming) = Incoming::new(codec, &headers, body) else { return };
+                while let Some(Ok(Some(message))) = incoming.next::<M>().now_or_never() {
+                    check(message);
+                }
+            }
+        }
+    }
+
+    let Some((kind, bytes)) = data.split_first() else { return };
+    let codec = if kind & 1 == 0 { Codec::Json } else { Codec::Proto };
+    let shape = if kind & 2 == 0 { Shape::Unary(codec) } else { Shape::Stream(codec) };
+    let gzip = kind & 4 != 0;
+    match kind >> 3 {
+        0..11 => both::<StartRequest>(shape, gzip, bytes),
+        11..22 => both::<StreamInputRequest>(shape, gzip, bytes),
+        _ => both::<UpdateRequest>(shape, gzip, bytes),
     }
 }
 

@@ -30,6 +30,9 @@ use crate::principal::Principal;
 pub(super) use filesystem::Watchers;
 pub(super) use transfer::Asked;
 
+#[cfg(feature = "fuzz")]
+pub(crate) use connect::fuzz;
+
 /// The port that envd answers on.
 pub(super) const PORT: u16 = 49983;
 /// The header that carries a secured sandbox's token.

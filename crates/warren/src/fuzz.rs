@@ -1,0 +1,17 @@
+//! Doors for `fuzz/` to what parses what came from elsewhere.
+
+use crate::{image, layers, snapshot};
+
+/// Reads what an image says of itself.
+pub fn image(data: &[u8]) {
+    image::fuzz(data);
+}
+
+/// Reads a snapshot that somebody sent: its manifest, or one of its layers.
+pub fn snapshot(data: &[u8]) {
+    match data.split_first() {
+        Some((0..128, manifest)) => snapshot::fuzz(manifest),
+        Some((_, layer)) => layers::stream::fuzz(layer),
+        None => {}
+    }
+}
