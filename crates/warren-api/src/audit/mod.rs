@@ -139,6 +139,8 @@ impl Audit {
     /// Notes the end and writes what is left. Whatever is asked after that is refused.
     pub async fn stop(&self) {
         self.0.ending.store(true, Ordering::Release);
+        // It wakes up the thread; if there is no room for it, that is awake.
+        let _ = self.0.queue.try_send((Utc::now(), Entry::Stop { noted: 0 }));
         let writer = self.0.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(writer) = writer {
             // Its thread ends within moments, whatever the disk does.
@@ -160,9 +162,11 @@ impl Writer {
         let mut batch = Vec::with_capacity(BATCH);
         let mut sealed = Instant::now();
         loop {
-            let wait =
-                async { timeout(IDLE / 10, self.entries.recv_many(&mut batch, BATCH)).await };
-            let came = runtime.block_on(wait);
+            let unsealed = self.trail.is_unsealed();
+            let came = runtime.block_on(async {
+                let came = self.entries.recv_many(&mut batch, BATCH);
+                if unsealed { timeout(IDLE, came).await } else { Ok(came.await) }
+            });
             let ends = self.ending.load(Ordering::Acquire) || matches!(came, Ok(0));
             if ends {
                 // What waits for room is let in, and nobody else.
@@ -172,7 +176,10 @@ impl Writer {
                 }
             }
             for (time, entry) in batch.drain(..) {
-                self.trail.push(&entry, time);
+                // That it is the end is said last.
+                if !matches!(entry, Entry::Stop { .. }) {
+                    self.trail.push(&entry, time);
+                }
             }
             if ends {
                 self.trail.push(&Entry::Stop { noted: self.trail.noted }, Utc::now());
@@ -180,8 +187,7 @@ impl Writer {
                 return;
             }
             self.insist(Trail::write);
-            let due = if came.is_err() { IDLE } else { SEAL_AFTER };
-            if self.trail.is_unsealed() && sealed.elapsed() >= due {
+            if self.trail.is_unsealed() && (came.is_err() || sealed.elapsed() >= SEAL_AFTER) {
                 self.insist(Trail::seal);
                 sealed = Instant::now();
             }
