@@ -239,6 +239,9 @@ fn the_chain_goes_on_over_files_and_restarts_and_the_oldest_give_way() {
     fs::remove_file(oldest).unwrap();
     let report = verify(directory.path()).unwrap();
     assert_eq!(report.breaks[0].what, "the records before this are missing");
+    // A daemon that starts on it does not make that good.
+    write(directory.path(), limits, 1, true);
+    assert!(!verify(directory.path()).unwrap().intact);
 }
 
 #[test]

@@ -210,6 +210,11 @@ pub(super) fn digest(line: &[u8]) -> String {
     hex(&Sha256::digest(line))
 }
 
+/// Returns the oldest file that has a whole line, or will have. One that has none says nothing.
+fn whole(kept: &[Kept]) -> Option<&Kept> {
+    kept.iter().find(|file| !file.first_prev.is_empty())
+}
+
 /// Returns what the first line of a file says of the one before.
 fn first_prev(path: &Path) -> io::Result<String> {
     let mut head = Vec::new();
@@ -265,6 +270,18 @@ impl Trail {
             (_, Some(Ok(seal))) => (Found::Changed, seal.last, seal.sha256.clone()),
             (Some((seq, sha256)), Some(Err(())) | None) => (Found::Unsealed, seq, sha256),
             (None, Some(Err(()))) => (Found::Unsealed, 0, key.genesis(&chain)),
+        };
+        // The next seal would vouch for a log whose oldest files are missing.
+        let beheaded = match (whole(&kept), good) {
+            (Some(oldest), Some(seal)) => {
+                oldest.first > seal.first
+                    || (oldest.first == seal.first && oldest.first_prev != seal.first_prev)
+            }
+            (None, _) | (_, None) => false,
+        };
+        let found = match found {
+            Found::Intact | Found::Torn if beheaded => Found::Changed,
+            other => other,
         };
         // Nothing is written after a line that is not whole.
         let open = match kept.last().filter(|_| found == Found::Intact) {
@@ -396,7 +413,7 @@ impl Trail {
     }
 
     fn seal_at(&self, last: u64, sha256: String) -> io::Result<()> {
-        let Some(oldest) = self.kept.first() else { return Ok(()) };
+        let Some(oldest) = whole(&self.kept) else { return Ok(()) };
         let mut seal = Seal {
             chain: self.chain.clone(),
             first: oldest.first,
