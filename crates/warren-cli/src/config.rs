@@ -605,6 +605,31 @@ mod tests {
     }
 
     #[test]
+    fn a_file_may_be_damaged_in_any_way_and_is_read_or_refused() {
+        let whole = "socket = \"/ü/x\" # é\nmax_sandboxes = 7\n[pool]\nwarm_profiles = [\"a\", 'b']\n\
+                     warm_ttl = \"\"\"2m\"\"\"\n[quotas]\nmemory = \"1G\"\nstreams = 16\n[audit]\nenabled = true\n";
+        let odd =
+            ["\n", "\"", "[", "]", "=", "é", "\u{0}", "9", "_", ".", "\\u00", "#", "'", "{", "}"];
+        let (mut random, mut refused) = (7_u64, 0);
+        let mut draw = |below: usize| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            usize::try_from(random >> 33).unwrap() % below
+        };
+        for _ in 0..5_000 {
+            let mut text = whole.to_owned();
+            for _ in 0..=draw(3) {
+                let from = text.floor_char_boundary(draw(text.len() + 1));
+                let to = text.floor_char_boundary((from + draw(6)).min(text.len())).max(from);
+                text.replace_range(from..to, odd[draw(odd.len())]);
+            }
+            let mut values = defaults(&around(&[]));
+            let read = read_file(Path::new("/x"), &text, &mut values);
+            refused += u32::from(read.and_then(|()| Config::new(values)).is_err());
+        }
+        assert!((500..5_000).contains(&refused), "control: {refused}");
+    }
+
+    #[test]
     fn registries_are_known_by_their_names_and_we_by_a_file_of_logins() {
         let directory = tempfile::tempdir().unwrap();
         let logins = directory.path().join("auth.json");
