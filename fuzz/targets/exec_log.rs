@@ -18,7 +18,8 @@ fuzz_target!(|data: &[u8]| {
     for place in [0, META, VERDICT, log::INDEX, log::DATA] {
         let Some((length, after)) = rest.split_first() else { break };
         let (piece, after) = after.split_at((usize::from(*length) * 4).min(after.len()));
-        file.write_all_at(piece, place).expect("memory");
+        let head = (place == 0 && !piece.is_empty()).then(|| log::head_of(piece));
+        file.write_all_at(head.as_deref().unwrap_or(piece), place).expect("memory");
         rest = after;
     }
     let _ = log::head(&file);

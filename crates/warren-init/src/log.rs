@@ -258,6 +258,13 @@ impl Runs {
     }
 }
 
+/// Returns a head with this text, as init writes one: bytes that happen to have the right sum are rare.
+#[cfg(feature = "fuzz")]
+#[doc(hidden)]
+pub fn head_of(text: &[u8]) -> Vec<u8> {
+    [&checksum(text).to_le_bytes()[..], &(text.len() as u64).to_le_bytes(), text].concat()
+}
+
 /// Returns how many bytes a log has taken.
 pub fn size(file: impl AsFd) -> io::Result<u64> {
     let size = fstat(file)?.st_size;
