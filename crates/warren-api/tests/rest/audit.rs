@@ -80,7 +80,7 @@ async fn every_call_is_noted_with_who_what_which_and_the_result() {
 async fn a_command_is_noted_before_it_runs_and_never_what_it_is_given() {
     const SECRET: &str = "hunter2-hunter2";
     let daemon = Daemon::audited().await;
-    let (sandbox, _) = daemon.create(ALICE, json!({ "environment": [["A", SECRET]] })).await;
+    let (sandbox, _) = daemon.create(ALICE, json!({ "environment": { "A": SECRET } })).await;
     let path = format!("/v1/sandboxes/{sandbox}");
     let command = json!({
         "program": "echo", "args": ["hi", "there"], "env": { "TOKEN": SECRET }, "stdin": SECRET,

@@ -210,7 +210,9 @@ impl FakeBackend {
             persistent_sandboxes: true,
             snapshots: true,
             max_concurrent_sandboxes: None,
-            available_profiles: ["default", "strict", "permissive"].map(str::to_owned).to_vec(),
+            available_profiles: ["default", "strict", "permissive", "dev"]
+                .map(str::to_owned)
+                .to_vec(),
             platform_features: Vec::new(),
         };
         Self {
