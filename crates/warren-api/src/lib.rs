@@ -289,15 +289,8 @@ impl Api {
 
     /// Returns the caller's sessions that have not ended, oldest first.
     async fn sessions(&self, who: &Principal) -> Result<Vec<SandboxSession>, ApiError> {
-        let mut sessions = self.living().await?;
-        sessions.retain(|one| who.has(one));
-        Ok(sessions)
-    }
-
-    /// Returns everybody's sessions that have not ended, oldest first.
-    async fn living(&self) -> Result<Vec<SandboxSession>, ApiError> {
         let mut sessions = self.manager().list_sessions().await?;
-        sessions.retain(|one| one.state != SessionState::Terminated);
+        sessions.retain(|one| one.state != SessionState::Terminated && who.has(one));
         sessions.sort_by(|a, b| (a.created_at, &a.session_id).cmp(&(b.created_at, &b.session_id)));
         Ok(sessions)
     }
