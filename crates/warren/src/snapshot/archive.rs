@@ -245,7 +245,7 @@ fn opening(input: &mut impl Read) -> Result<Manifest> {
 
 /// Reads what a snapshot begins with: as it is, or a manifest that is given a header first.
 #[cfg(feature = "fuzz")]
-pub(super) fn fuzz(data: &[u8]) {
+pub(crate) fn fuzz(data: &[u8]) {
     let _ = opening(&mut &data[..]);
     let mut whole = Vec::new();
     entry(&mut whole, MANIFEST, data.len() as u64, &mut &data[..]).expect("memory");
