@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use warren::backend::{FakeBackend, HostBackend, HostConfig, LinuxBackend};
+use warren::backend::{FakeBackend, HostBackend, HostConfig, LandlockBackend, LinuxBackend};
 use warren::layers::Layers;
 use warren::{
     BackendCapabilities, Guarantee, IsolationBackend, IsolationLevel, IsolationRequirements,
@@ -13,13 +13,14 @@ use warren::{
 use crate::failure::Failure;
 
 /// What users may name, the cheapest first. `fake` runs nothing, and is there for tests.
-pub(crate) const NAMES: [&str; 3] = ["linux", "host", "fake"];
+pub(crate) const NAMES: [&str; 4] = ["landlock", "linux", "host", "fake"];
 
 /// Those that wall anything off and can run one command without a daemon, the cheapest first.
-const LADDER: [(&str, IsolationLevel); 1] = [("linux", IsolationLevel::Namespace)];
+const LADDER: [(&str, IsolationLevel); 2] =
+    [("landlock", IsolationLevel::Process), ("linux", IsolationLevel::Namespace)];
 
 /// What people are told who wrote another name.
-pub(crate) const HINT: &str = "the backends are linux, and host, which isolates nothing";
+pub(crate) const HINT: &str = "the backends are landlock, linux, and host, which isolates nothing";
 
 /// Makes a backend that keeps its state below a directory, if it is given one.
 ///
@@ -31,6 +32,10 @@ pub(crate) fn make(
     Ok(match (name, state_dir) {
         ("host", _) => Arc::new(HostBackend::new(HostConfig { accept_no_isolation: true })),
         ("fake", _) => Arc::new(FakeBackend::new()),
+        ("landlock", None) => Arc::new(LandlockBackend::new()?),
+        ("landlock", Some(state_dir)) => {
+            Arc::new(LandlockBackend::with_runtime(state_dir.join("landlock"))?)
+        }
         (_, None) => Arc::new(LinuxBackend::new()?),
         (_, Some(state_dir)) => {
             let layers = Layers::open(state_dir.join("storage"))?;
@@ -45,8 +50,11 @@ pub(crate) fn pick(asked: &IsolationRequirements) -> Result<&'static str, Failur
     let mut missing = Vec::new();
     for (name, level) in LADDER {
         // What it claims, to be proved by making it; limits are proved one by one.
-        let mut claims = BackendCapabilities { resource_limits: true, ..Default::default() };
         let proves = level.guarantees();
+        let mut claims = BackendCapabilities {
+            resource_limits: level > IsolationLevel::Process,
+            ..BackendCapabilities::default()
+        };
         claims.filesystem_isolation = proves.contains(&Guarantee::Filesystem);
         claims.network_isolation = proves.contains(&Guarantee::Network);
         claims.process_isolation = proves.contains(&Guarantee::Process);
@@ -77,6 +85,9 @@ mod tests {
         assert_eq!(pick(None, &[]), Ok("linux"));
         assert_eq!(pick(None, &Guarantee::ALL), Ok("linux"));
         assert_eq!(pick(Some(IsolationLevel::Namespace), &[Guarantee::Limits]), Ok("linux"));
+        assert_eq!(pick(Some(IsolationLevel::Process), &[]), Ok("landlock"));
+        assert_eq!(pick(Some(IsolationLevel::Process), &[Guarantee::Process]), Ok("linux"));
+        assert_eq!(pick(Some(IsolationLevel::Process), &[Guarantee::Limits]), Ok("linux"));
         let none = pick(Some(IsolationLevel::Kernel), &[]).unwrap_err();
         assert!(format!("{none:?}").contains("(it has namespace)"), "{none:?}");
     }

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use rustix::stdio::{stderr, stdin, stdout};
 use tokio::io::Interest;
-use warren::backend::LinuxBackend;
 use warren::backend::linux::{Ending, Execution, LinuxSandbox, Stdio};
+use warren::backend::{LandlockBackend, LinuxBackend};
 use warren::{
     ExecCause, ExecContext, IsolationBackend as _, Limit, ResourceLimits, ResourceUsage,
-    Sandbox as _,
+    Sandbox as _, SandboxError,
 };
 
 use crate::args::RunArgs;
@@ -30,9 +30,12 @@ const INSISTENCE: Duration = Duration::from_secs(2);
 
 /// Runs a command in a new sandbox and returns the exit code.
 pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
-    backends::pick(&backends::requirements(args.spec.isolation, &args.spec.require))?;
+    let asked = backends::requirements(args.spec.isolation, &args.spec.require);
     // This process has one thread, and makes one sandbox.
-    let backend = LinuxBackend::without_launcher()?;
+    let backend = match backends::pick(&asked)? {
+        "landlock" => Maker::Landlock(LandlockBackend::without_launcher()?),
+        _ => Maker::Linux(LinuxBackend::without_launcher()?),
+    };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -51,10 +54,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
         } else {
             Stdio::Pipes
         };
-        let context = ExecContext::default();
-        let (spec, options, command) = (&request.spec, &request.options, &request.command);
         let (sandbox, execution) = tokio::select! {
-            made = backend.create_for(spec, options, command, &context, stdio) => made?,
+            made = backend.create_for(&request, stdio) => made?,
             signal = interruption(&mut signals) => return Ok(exit_code(128 + signal)),
         };
         let enforced = sandbox.enforcement();
@@ -92,6 +93,38 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
         }
         Ok(exit_code)
     })
+}
+
+/// Makes the sandbox.
+enum Maker {
+    Landlock(LandlockBackend),
+    Linux(LinuxBackend),
+}
+
+impl Maker {
+    fn name(&self) -> &str {
+        match self {
+            Self::Landlock(backend) => backend.name(),
+            Self::Linux(backend) => backend.name(),
+        }
+    }
+
+    async fn create_for(
+        &self,
+        request: &Request,
+        stdio: Stdio,
+    ) -> Result<(LinuxSandbox, Execution), SandboxError> {
+        let Request { spec, options, command, .. } = request;
+        let context = ExecContext::default();
+        match self {
+            Self::Landlock(backend) => {
+                backend.create_for(spec, options, command, &context, stdio).await
+            }
+            Self::Linux(backend) => {
+                backend.create_for(spec, options, command, &context, stdio).await
+            }
+        }
+    }
 }
 
 /// What a command gave.

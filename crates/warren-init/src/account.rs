@@ -14,6 +14,8 @@ use rustix::fs::{AtFlags, Dir, Mode, OFlags};
 use rustix::process::{DumpableBehavior, Signal};
 use warren_sys::{cgroup, cred, process};
 
+use crate::plan::COMMAND_BITS;
+
 /// The group that init is in and that holds the groups of commands, and the id that owns it.
 #[derive(Debug)]
 pub(crate) struct Work {
@@ -211,22 +213,31 @@ pub(crate) struct Seen {
 /// The sandbox's `/proc` leaves out whom the reader may not trace, and a process decides that about
 /// itself: by PR_SET_DUMPABLE, or by executing a file that it cannot read.
 #[derive(Debug)]
-pub(crate) struct Census(OwnedFd);
+pub(crate) struct Census {
+    proc: OwnedFd,
+    /// What the marks of the sandbox begin with, where other processes are seen too.
+    nonce: Option<u64>,
+}
 
 impl Census {
     /// Takes a procfs that is mounted nowhere.
     pub(crate) fn of(proc: OwnedFd) -> Self {
-        Self(proc)
+        Self { proc, nonce: None }
+    }
+
+    /// Takes the procfs of the host, in which those of the sandbox are told by their marks.
+    pub(crate) fn of_marked(proc: OwnedFd, nonce: u64) -> Self {
+        Self { proc, nonce: Some(nonce) }
     }
 
     /// Returns its root, to be granted by Landlock.
     pub(crate) fn place(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.proc.as_fd()
     }
 
     /// Lists every process of the sandbox but init.
     pub(crate) fn processes(&self) -> Vec<Seen> {
-        let root = open(self.0.as_fd(), ".", OFlags::RDONLY | OFlags::DIRECTORY);
+        let root = open(self.proc.as_fd(), ".", OFlags::RDONLY | OFlags::DIRECTORY);
         let Ok(entries) = root.and_then(|root| Ok(Dir::new(root)?)) else { return Vec::new() };
         let pids =
             entries.flatten().filter_map(|entry| entry.file_name().to_str().ok()?.parse().ok());
@@ -241,7 +252,9 @@ impl Census {
         let ticks = number(11)? + number(12)? + number(13)? + number(14)?;
         let cpu = Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second());
         let resident = number(21)? * rustix::param::page_size() as u64;
-        Some(Seen { pid, mark: self.mark_of(pid)?, cpu, resident })
+        let mark = self.mark_of(pid)?;
+        let is_ours = self.nonce.is_none_or(|nonce| mark >> COMMAND_BITS == nonce);
+        is_ours.then_some(Seen { pid, mark, cpu, resident })
     }
 
     /// Reads the mark of a process, [`process::MARK`].
@@ -261,7 +274,7 @@ impl Census {
 
     /// Reads a file of a process as text, whatever bytes the process gave itself for a name.
     fn read(&self, pid: i32, file: &str) -> Option<String> {
-        read_all(&open(self.0.as_fd(), &format!("{pid}/{file}"), OFlags::RDONLY).ok()?).ok()
+        read_all(&open(self.proc.as_fd(), &format!("{pid}/{file}"), OFlags::RDONLY).ok()?).ok()
     }
 
     /// Ends every process with `mark`, and no other, where there is no group to do it by.

@@ -47,6 +47,8 @@ pub(crate) struct Inherited {
     pub(crate) lock: Option<OwnedFd>,
     /// Whether it was born into a network namespace of its own.
     pub(crate) network: bool,
+    /// The first of its ids on the host, if it has a range.
+    pub(crate) base: Option<u32>,
 }
 
 /// Goes on as init of a new sandbox, in a fresh copy of the launcher, if it got so far. Does not
@@ -91,7 +93,7 @@ pub(crate) fn become_init(
     process::exit_now(1)
 }
 
-fn wait_for_go(go: &OwnedFd) -> io::Result<(Go, Vec<OwnedFd>)> {
+pub(crate) fn wait_for_go(go: &OwnedFd) -> io::Result<(Go, Vec<OwnedFd>)> {
     poll(&mut [PollFd::new(go, PollFlags::IN)], None)?;
     protocol::receive_trusted(go)?.ok_or_else(|| io::ErrorKind::BrokenPipe.into())
 }
@@ -548,10 +550,8 @@ fn quiet_streams() -> io::Result<()> {
     Ok(())
 }
 
-/// Gives up every right that was needed so far, and that could be used against the host.
-fn lock_down(plan: &Plan, work: Option<&OwnedFd>, census: &Census) -> Result<(), Failure> {
-    rustix::process::umask(Mode::from_raw_mode(0o022));
-    let _ = rustix::thread::set_name(c"warren-init");
+/// Lowers what no sandbox needs much of.
+pub(crate) fn lower_limits() -> Result<(), Failure> {
     for (resource, value) in [
         // Not 0: a core that the host pipes to a program of its own, as root, is bounded by nothing
         // but this value, at which the kernel gives up. A file that short is not written. See core(5).
@@ -564,6 +564,14 @@ fn lock_down(plan: &Plan, work: Option<&OwnedFd>, census: &Census) -> Result<(),
     ] {
         step("limit", "the sandbox", lower_limit(resource, value))?;
     }
+    Ok(())
+}
+
+/// Gives up every right that was needed so far, and that could be used against the host.
+fn lock_down(plan: &Plan, work: Option<&OwnedFd>, census: &Census) -> Result<(), Failure> {
+    rustix::process::umask(Mode::from_raw_mode(0o022));
+    let _ = rustix::thread::set_name(c"warren-init");
+    lower_limits()?;
     if let Some(processes) = plan.bounds.processes {
         // One more, for init.
         step("limit", "processes", process::limit(Resource::Nproc, processes + 1))?;
@@ -636,7 +644,7 @@ fn restrict(planned: &plan::Landlock, work: Option<&OwnedFd>, census: &Census) -
 }
 
 /// A wall that was put up but does not hold is an error like any other.
-fn holds(name: &str, held: bool) -> Result<(), Failure> {
+pub(crate) fn holds(name: &str, held: bool) -> Result<(), Failure> {
     let failed = Err(io::Error::from_raw_os_error(Errno::NOTRECOVERABLE.raw_os_error()));
     if held { Ok(()) } else { step("rely on", name, failed) }
 }

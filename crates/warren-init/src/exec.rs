@@ -71,6 +71,17 @@ pub(crate) struct Starter {
     pub(crate) filters: Vec<Arc<[Instruction]>>,
     pub(crate) nice: i32,
     pub(crate) users: Users,
+    /// What the commands of a sandbox without namespaces are, if it is one.
+    pub(crate) ruled: Option<Ruled>,
+}
+
+/// The commands of a sandbox without namespaces.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ruled {
+    /// Their user, if it is not init's own.
+    pub(crate) user: Option<u32>,
+    /// The most that one file may have.
+    pub(crate) file_bytes: Option<u64>,
 }
 
 impl Starter {
@@ -83,7 +94,9 @@ impl Starter {
         mark: u64,
     ) -> Result<Started, Refusal> {
         let at = |stage| move |errno: Errno| (stage, errno.raw_os_error());
-        let user = exec.user.as_ref().map(|user| find(&user.name)).transpose();
+        // Without a root of its own there is one user, whatever it is called: the host's list is the host's.
+        let named = exec.user.as_ref().filter(|_| self.ruled.is_none());
+        let user = named.map(|user| find(&user.name)).transpose();
         let user = user.map_err(|error| (Stage::User, errno(&error)))?;
         let (steps, stages) = self.steps(exec, user.as_ref(), ends, mark)?.into_iter().unzip();
         let program = Program::new(&exec.program, &exec.args, &environment(exec, user.as_ref()));
@@ -117,6 +130,8 @@ impl Starter {
         let mut prepare = vec![Step::NewSession { terminal }, Step::CloseOthers];
         prepare.push(Step::Limit(process::MARK, mark));
         prepare.extend(exec.open_files.map(|files| Step::Limit(Resource::Nofile, files)));
+        let file_bytes = self.ruled.and_then(|ruled| ruled.file_bytes);
+        prepare.extend(file_bytes.map(|bytes| Step::Limit(Resource::Fsize, bytes)));
         prepare.extend((self.nice != 0).then_some(Step::Nice(self.nice)));
         prepare.push(Step::DefaultSignals);
         let mut become_user = Vec::new();
@@ -131,7 +146,12 @@ impl Starter {
                 become_user.extend([Step::UseCapabilities, Step::Groups(groups.collect())]);
             }
         }
-        become_user.push(Step::Become(Uid::from_raw(uid), Gid::from_raw(gid)));
+        match self.ruled {
+            None => become_user.push(Step::Become(Uid::from_raw(uid), Gid::from_raw(gid))),
+            // Where it has no user of its own it is init's, which it is already.
+            Some(ruled) => become_user
+                .extend(ruled.user.map(|id| Step::Become(Uid::from_raw(id), Gid::from_raw(id)))),
+        }
         let workdir = match (user, &exec.user) {
             (Some(user), Some(wanted)) => user.place(&wanted.workdir),
             _ => Some(exec.workdir.clone()),
@@ -162,6 +182,9 @@ impl Starter {
     /// Becomes whoever runs the command: the commands' user, if nobody is named. Where there are
     /// several users, it keeps what init holds until the filters are installed.
     pub(crate) fn become_user(&self, user: Option<&User>) -> io::Result<()> {
+        if let Some(ruled) = self.ruled {
+            return ruled.user.map_or(Ok(()), cred::become_only);
+        }
         match (self.users, user) {
             (Users::One, None) => cred::become_only(WORKLOAD_ID),
             (Users::One, Some(user)) if (user.uid, user.gid) == (WORKLOAD_ID, WORKLOAD_ID) => {

@@ -20,8 +20,9 @@ use warren_sys::process::{self, Fork, Namespaces, SingleThreaded};
 use warren_sys::{cgroup, cred, fd, net, socket};
 
 use crate::apply::{self, Go, Inherited};
-use crate::plan::{INIT_ID, Identity, Lifetime, Owners, Plan, RANGE, Users, WORKLOAD_ID};
+use crate::plan::{INIT_ID, Identity, Lifetime, Owners, Plan, RANGE, Users, WORKLOAD_ID, Walls};
 use crate::protocol::{self, Failure, Report};
+use crate::warden;
 
 /// Where the ranges of ids that are in use are noted, one byte each, by locks.
 const IDS: &str = "/run/warren/ranges";
@@ -39,8 +40,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A sandbox that ends with the library.
 struct Attached {
-    /// To end it by, where no control group can be.
-    pidfd: Option<OwnedFd>,
+    /// To end it by, where no control group can be, and the signal that does it.
+    pidfd: Option<(OwnedFd, Signal)>,
+    /// What it has beside them.
+    directory: Option<PathBuf>,
     cgroups: Vec<PathBuf>,
 }
 
@@ -49,7 +52,7 @@ impl Attached {
     /// between the end of a sandbox and that.
     fn is_gone(&self) -> bool {
         match &self.pidfd {
-            Some(pidfd) => {
+            Some((pidfd, _)) => {
                 let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
                 let ended = poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0);
                 ended && self.cgroups.iter().all(|group| !group.exists())
@@ -148,7 +151,13 @@ pub struct Guard {
 
 impl Guard {
     /// Starts it, before the groups are made.
-    pub fn start(proof: &SingleThreaded, groups: Vec<PathBuf>) -> io::Result<Self> {
+    ///
+    /// With them goes the directory of a sandbox that has one.
+    pub fn start(
+        proof: &SingleThreaded,
+        groups: Vec<PathBuf>,
+        directory: Option<&Path>,
+    ) -> io::Result<Self> {
         let (ours, theirs) = socket::pair()?;
         match process::fork(proof, Namespaces::NONE, None)? {
             Fork::Child => {
@@ -160,6 +169,7 @@ impl Guard {
                     poll(&mut [PollFd::new(&theirs, PollFlags::IN)], None)
                 {}
                 remove_all(&groups);
+                directory.into_iter().for_each(warden::remove_directory);
                 process::exit_now(0)
             }
             Fork::Parent { child, pidfd } => Ok(Self { child, pidfd, groups, line: Some(ours) }),
@@ -247,21 +257,28 @@ impl Launcher {
     /// Ends what was attached to the library and removes its control groups.
     fn clear_up(self) {
         let pidfds = self.attached.iter().flat_map(|attached| &attached.pidfd);
-        for pidfd in pidfds.clone() {
-            let _ = rustix::process::pidfd_send_signal(pidfd, Signal::KILL);
+        for (pidfd, signal) in pidfds.clone() {
+            let _ = rustix::process::pidfd_send_signal(pidfd, *signal);
         }
-        for pidfd in pidfds {
+        for (pidfd, _) in pidfds {
             let _ = poll(&mut [PollFd::new(pidfd, PollFlags::IN)], None);
         }
-        let groups: Vec<_> = self.attached.into_iter().flat_map(|one| one.cgroups).collect();
-        remove_all(&groups);
+        let groups = self.attached.iter().flat_map(|one| &one.cgroups).cloned();
+        remove_all(&groups.collect::<Vec<_>>());
+        let directories = self.attached.iter().flat_map(|one| &one.directory);
+        directories.for_each(|directory| warden::remove_directory(directory));
     }
 
     /// Remembers a sandbox that ends with the library, and forgets those that are gone.
     fn attach(&mut self, plan: &Plan, pidfd: OwnedFd) {
-        let pidfd = plan.cgroups.v2.is_none().then_some(pidfd);
+        let directory = match &plan.walls {
+            Walls::Namespaces => None,
+            Walls::Rules(rules) => Some(PathBuf::from(&rules.directory)),
+        };
+        let alone = plan.cgroups.v2.is_none() || directory.is_some();
+        let pidfd = alone.then_some((pidfd, ends_by(&plan.walls)));
         let cgroups = plan.cgroups.v2.iter().chain(&plan.cgroups.v1).map(PathBuf::from).collect();
-        self.attached.push(Attached { pidfd, cgroups });
+        self.attached.push(Attached { pidfd, directory, cgroups });
         if self.attached.len() >= self.next_look {
             self.attached.retain(|attached| !attached.is_gone());
             self.next_look = self.attached.len().max(8) * 2;
@@ -322,12 +339,17 @@ impl Maker {
         let group = step("open the control group", "", open_group(plan, base))?;
         let (line, theirs) = step("make a socket", "", socket::pair())?;
         // One that has rights over its network has to be the one who makes it.
-        let network = self.network && plan.users == Users::One;
+        let own = plan.users == Users::One && plan.walls == Walls::Namespaces;
+        let network = self.network && own;
         let cgroup = group.as_ref().map(AsFd::as_fd);
+        let (namespaces, acts) = match plan.walls {
+            Walls::Namespaces => (Namespaces::SANDBOX, base.is_some()),
+            Walls::Rules(_) => (Namespaces::NONE, false),
+        };
         // What the sandbox uses up of the kernel's quotas for each user is to be missing nowhere else.
-        let act_as = |id: u32| if base.is_some() { cred::act_as(id) } else { Ok(()) };
+        let act_as = |id: u32| if acts { cred::act_as(id) } else { Ok(()) };
         step("act as", "the root of the sandbox", act_as(base.unwrap_or_default()))?;
-        let forked = process::fork(&self.proof, Namespaces::SANDBOX, cgroup);
+        let forked = process::fork(&self.proof, namespaces, cgroup);
         if !matches!(forked, Ok(Fork::Child)) {
             step("act as", "root again", act_as(0))?;
         }
@@ -335,8 +357,17 @@ impl Maker {
             Fork::Child => {
                 process::reap_again();
                 let lock = ids.map(|(file, _)| OwnedFd::from(file));
-                let inherited = Inherited { work: group, listener, lock, network };
-                apply::become_init(plan, control, &theirs, inherited, first())
+                let inherited = Inherited { work: group, listener, lock, network, base };
+                match &plan.walls {
+                    Walls::Namespaces => {
+                        apply::become_init(plan, control, &theirs, inherited, first())
+                    }
+                    Walls::Rules(rules) => {
+                        let planned = (plan, rules);
+                        let proof = &self.proof;
+                        warden::become_warden(proof, planned, control, &theirs, inherited, first())
+                    }
+                }
             }
             Fork::Parent { child, pidfd } => (child, pidfd),
         };
@@ -356,9 +387,15 @@ impl Maker {
 
     /// Does for a new child what needs the privileges of the outside.
     fn furnish(&self, plan: &Plan, base: Option<u32>, child: Pid) -> Result<Parts, Failure> {
+        let open_doors = || {
+            let doors = plan.cgroups.v1.iter().map(|group| step("open", group, open_door(group)));
+            doors.collect::<Result<Vec<_>, _>>()
+        };
+        if let Walls::Rules(_) = plan.walls {
+            return Ok(Parts { trees: Vec::new(), shifted: false, doors: open_doors()? });
+        }
         step("map the ids of", "the sandbox", map_ids(child, plan.identity, base))?;
-        let doors = plan.cgroups.v1.iter().map(|group| step("open", group, open_door(group)));
-        let doors = doors.collect::<Result<Vec<_>, _>>()?;
+        let doors = open_doors()?;
         let (trees, shifted) = match base {
             Some(base) => self.shift_mounts(plan, base, child)?,
             None => (Vec::new(), false),
@@ -470,6 +507,15 @@ impl Maker {
             }
         }
         Err(io::Error::from_raw_os_error(rustix::io::Errno::AGAIN.raw_os_error()))
+    }
+}
+
+/// Returns the signal at which the first process of a sandbox ends with all the others: the kernel sees to
+/// it for PID 1 of a namespace, a warden does it itself.
+pub fn ends_by(walls: &Walls) -> Signal {
+    match walls {
+        Walls::Namespaces => Signal::KILL,
+        Walls::Rules(_) => Signal::TERM,
     }
 }
 

@@ -20,6 +20,7 @@ pub mod protocol;
 mod serve;
 pub mod sudo;
 mod users;
+pub mod warden;
 mod watch;
 mod worker;
 

@@ -46,7 +46,49 @@ pub struct Plan {
     pub cgroups: Cgroups,
     /// Bounds that init has to keep itself.
     pub bounds: Bounds,
+    /// What it is walled off by.
+    pub walls: Walls,
 }
+
+/// What a sandbox is walled off by.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Walls {
+    /// Namespaces, with a root of its own; and rules behind them.
+    #[default]
+    Namespaces,
+    /// Rules alone: it is made of processes of the host, and paths inside are those of the host.
+    Rules(Rules),
+}
+
+/// The rules of a sandbox that has nothing else. Paths are those of the host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rules {
+    /// Its own directory, which is made with it and removed with it.
+    pub directory: String,
+    /// Where commands run, below its [`WORKSPACE`]; empty for that itself.
+    pub workdir: String,
+    /// What may be read and executed.
+    pub readable: Vec<String>,
+    /// What may be written too.
+    pub writable: Vec<String>,
+    /// The most that one file may have.
+    pub file_bytes: Option<u64>,
+    /// What its marks begin with, so that they are no other sandbox's: less than 2 to the power of
+    /// [`NONCE_BITS`].
+    pub nonce: u64,
+}
+
+/// How many bits of a mark tell sandboxes apart.
+pub const NONCE_BITS: u32 = 40;
+/// How many bits of a mark tell commands apart.
+pub const COMMAND_BITS: u32 = 20;
+
+/// Below the directory of a sandbox without namespaces: where commands run.
+pub const WORKSPACE: &str = "workspace";
+/// Below it: their home.
+pub const HOME: &str = "home";
+/// Below it: what is of no worth.
+pub const SCRATCH: &str = "tmp";
 
 /// Which ids of the host the sandbox's ids are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -16,11 +16,11 @@ use warren_sys::socket;
 
 use crate::account::{Census, Leaf, Meter, Seen, Work, freeze_all};
 use crate::apply::Inherited;
-use crate::exec::{self, Ends, Refusal, Started, Starter};
+use crate::exec::{self, Ends, Refusal, Ruled, Started, Starter};
 use crate::launcher::{drain, is_about_one_message};
 use crate::log::Room;
 use crate::logged::Logged;
-use crate::plan::{Lifetime, Plan};
+use crate::plan::{COMMAND_BITS, INIT_ID, Lifetime, Plan, WORKLOAD_ID, Walls};
 use crate::protocol::{
     self, Done, Ended, Exec, ExecControl, ExecEvent, Input, Request, Stage, Standing, Status,
     StoppedBy, Streams, Used,
@@ -130,19 +130,32 @@ pub(crate) fn serve(
     let program = |bits: &Vec<u64>| bits.iter().copied().map(Instruction::from_bits).collect();
     let filters = plan.filter.workload.iter().map(program).collect();
     let Ok(control) = control.try_clone() else { return };
-    let owner = plan.identity.init_id();
-    let on_parents_death = (plan.lifetime == Lifetime::Attached).then_some(Signal::KILL);
+    let (owner, ruled) = match &plan.walls {
+        Walls::Namespaces => (plan.identity.init_id(), None),
+        Walls::Rules(rules) => {
+            let user = inherited.base.map(|base| base + WORKLOAD_ID);
+            let owner = inherited.base.map_or(0, |base| base + INIT_ID);
+            (owner, Some(Ruled { user, file_bytes: rules.file_bytes }))
+        }
+    };
+    let nonce = match &plan.walls {
+        Walls::Namespaces => 0,
+        Walls::Rules(rules) => rules.nonce,
+    };
+    // Of the launcher's, or of the warden's, which outlives nobody.
+    let bound = plan.lifetime == Lifetime::Attached || ruled.is_some();
+    let on_parents_death = bound.then_some(Signal::KILL);
     let Inherited { work, listener, lock: _lock, .. } = inherited;
     let mut init = Init {
         plan,
-        starter: Starter { proof, filters, nice: plan.bounds.nice, users: plan.users },
+        starter: Starter { proof, filters, nice: plan.bounds.nice, users: plan.users, ruled },
         meter,
         census,
         work: work.map(|group| Work { group, owner, on_parents_death, next: 1, spare: None }),
         running: HashMap::new(),
         lingering: Vec::new(),
         ending: Vec::new(),
-        next_mark: 1,
+        next_mark: (nonce << COMMAND_BITS) + 1,
         suspended: None,
         next_memory_look: None,
         logs: BTreeMap::new(),
@@ -473,6 +486,10 @@ impl Init<'_> {
     /// Counts the processes and threads that were started from this one on. Numbers begin anew when
     /// they run out; then there is no telling.
     fn started_since(&self, pid: Pid) -> u64 {
+        if self.starter.ruled.is_some() {
+            // Others of the host get numbers from the same row.
+            return 0;
+        }
         let first = u64::from(pid.as_raw_nonzero().get().unsigned_abs());
         let last = self.meter.last_number().unwrap_or_default();
         (last + 1).saturating_sub(first)

@@ -49,7 +49,8 @@ pub fn act_as(id: u32) -> io::Result<()> {
 pub fn check_files_as(id: u32) -> u32 {
     // SAFETY: setfsuid takes an integer, changes only the calling thread, and cannot fail in a way
     // that touches memory. See setfsuid(2).
-    unsafe { libc::setfsuid(id) }.unsigned_abs()
+    // The number of a user, in the type of one that may fail: those above 2^31 seem negative.
+    unsafe { libc::setfsuid(id) }.cast_unsigned()
 }
 
 /// Empties the bounding set and forbids uid 0 to mean anything, for this process and all it starts.

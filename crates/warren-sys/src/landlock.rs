@@ -105,6 +105,27 @@ impl Ruleset {
         Ok(Self { fd, handled })
     }
 
+    /// Starts a set that refuses nothing but signals and abstract sockets across its border. Needs ABI 6.
+    pub fn scopes_alone() -> io::Result<Self> {
+        let attr = RulesetAttr {
+            handled_access_fs: 0,
+            handled_access_net: 0,
+            scoped: SCOPE_ABSTRACT_SOCKET | SCOPE_SIGNAL,
+        };
+        // SAFETY: `attr` is initialised and outlives the call, which is told its size.
+        let fd = crate::check(unsafe {
+            libc::syscall(
+                libc::SYS_landlock_create_ruleset,
+                &raw const attr,
+                size_of::<RulesetAttr>(),
+                0,
+            )
+        })?;
+        // SAFETY: the call returned a new descriptor that nothing else owns.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Self { fd, handled: 0 })
+    }
+
     /// Grants `access` to `place` and, if it is a directory, to everything below it.
     pub fn allow(&self, place: BorrowedFd<'_>, kind: Kind, access: Access) -> io::Result<()> {
         let rights = match access {

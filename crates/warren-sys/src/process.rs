@@ -86,7 +86,18 @@ pub fn fork(
     // say) that the copy would find locked for ever.
     let result = crate::check(unsafe {
         libc::syscall(libc::SYS_clone3, &raw mut args, size_of::<libc::clone_args>())
-    })?;
+    });
+    let result = match result {
+        // Containers refuse it, because a filter cannot see its flags. None of ours is needed then.
+        Err(error)
+            if error.raw_os_error() == Some(libc::ENOSYS)
+                && namespaces == Namespaces::NONE
+                && cgroup.is_none() =>
+        {
+            plain_copy(&mut pidfd)?
+        }
+        other => other?,
+    };
     match Pid::from_raw(result) {
         None => Ok(Fork::Child),
         // SAFETY: CLONE_PIDFD stored a new descriptor that nothing else owns.
@@ -127,7 +138,15 @@ pub(crate) fn clone_sharing<T>(
     // SAFETY: `args` is initialised and outlives the call. The child begins on a stack that nobody else
     // uses, with a call that does not return; it shares our memory, of which `spawn::run` says why that
     // is sound.
-    let pid = said(unsafe { clone_onto(&raw const args, main, data) })?;
+    let pid = match said(unsafe { clone_onto(&raw const args, main, data) }) {
+        // Containers refuse it, because a filter cannot see its flags.
+        Err(rustix::io::Errno::NOSYS) if cgroup.is_none() => {
+            let (flags, top) = (SHARED | libc::SIGCHLD as u64, stack as u64 + size as u64);
+            // SAFETY: the same stack, by its end, and the same call on it.
+            said(unsafe { clone_onto_plainly(flags, top, main, data) })?
+        }
+        other => other?,
+    };
     i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
@@ -249,6 +268,84 @@ unsafe fn clone_onto<T>(
     result
 }
 
+/// Likewise by the older call, which knows no cgroups. A stack is given to it by its end.
+///
+/// # Safety
+///
+/// That of clone with CLONE_VM: the stack below `top` is the child's alone.
+#[cfg(target_arch = "x86_64")]
+unsafe fn clone_onto_plainly<T>(
+    flags: u64,
+    top: u64,
+    main: extern "C" fn(*const T) -> !,
+    data: *const T,
+) -> i64 {
+    let result: i64;
+    // SAFETY: as for `clone_onto`.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "mov rdi, r12",
+            "call r13",
+            "ud2",
+            "2:",
+            inlateout("rax") libc::SYS_clone => result,
+            in("rdi") flags, in("rsi") top, in("rdx") 0, in("r10") 0, in("r8") 0,
+            in("r12") data, in("r13") main,
+            lateout("rcx") _, lateout("r11") _,
+        );
+    }
+    result
+}
+
+/// Likewise by the older call, which knows no cgroups. A stack is given to it by its end.
+///
+/// # Safety
+///
+/// That of clone with CLONE_VM: the stack below `top` is the child's alone.
+#[cfg(target_arch = "aarch64")]
+unsafe fn clone_onto_plainly<T>(
+    flags: u64,
+    top: u64,
+    main: extern "C" fn(*const T) -> !,
+    data: *const T,
+) -> i64 {
+    let result: i64;
+    // SAFETY: as for `clone_onto`.
+    unsafe {
+        std::arch::asm!(
+            "svc 0",
+            "cbnz x0, 2f",
+            "mov x29, xzr",
+            "mov x30, xzr",
+            "mov x0, x5",
+            "blr x6",
+            "brk #1",
+            "2:",
+            in("x8") libc::SYS_clone,
+            inlateout("x0") flags => result,
+            in("x1") top, in("x2") 0, in("x3") 0, in("x4") 0, in("x5") data, in("x6") main,
+            lateout("x30") _,
+        );
+    }
+    result
+}
+
+/// Copies this process by the older call, which knows neither cgroups nor handlers to forget: a copy of
+/// ours handles no signal that its program would not reset.
+fn plain_copy(pidfd: &mut i32) -> io::Result<i32> {
+    let flags = libc::CLONE_PIDFD as libc::c_long | libc::SIGCHLD as libc::c_long;
+    // SAFETY: no stack is given and CLONE_VM is absent, so the child runs on a copy of ours, like after
+    // fork(2); CLONE_PIDFD stores one descriptor where the third argument points, which outlives the
+    // call on every architecture that this is built for. The caller has shown that there is one thread.
+    crate::check(unsafe {
+        libc::syscall(libc::SYS_clone, flags, 0 as libc::c_long, std::ptr::from_mut(pidfd), 0, 0)
+    })
+}
+
 /// Roots the view of control groups where this process is now. See cgroup_namespaces(7).
 pub fn new_cgroup_namespace() -> io::Result<()> {
     // SAFETY: unshare takes flags; CLONE_NEWCGROUP touches no memory and no descriptor.
@@ -321,8 +418,9 @@ pub fn reap(pid: Pid) -> io::Result<(End, Usage)> {
 
 /// Sends `signal` to every process that this one may signal, except itself and PID 1.
 ///
-/// From PID 1 of a pid namespace that is every other process in it, at one moment: the kernel
-/// holds off forks while it walks the list. See kill(2).
+/// From PID 1 of a pid namespace that is every other process in it, and from within a Landlock domain
+/// that scopes signals every other one in that, at one moment: the kernel holds off forks while it
+/// walks the list. Anywhere else it is a catastrophe. See kill(2).
 pub fn signal_all(signal: Signal) -> io::Result<()> {
     // SAFETY: kill takes two integers.
     let result = unsafe { libc::kill(-1, signal.as_raw()) };
@@ -339,14 +437,50 @@ pub fn signal_raw(pid: i32, signal: i32) -> io::Result<()> {
     crate::check(unsafe { libc::kill(pid, signal) }).map(drop)
 }
 
+/// Waits until any child has ended and removes it; an error if there is none.
+pub fn wait_any() -> io::Result<()> {
+    loop {
+        // SAFETY: wait4 takes a null status and a null usage, which it then does not write.
+        let result =
+            unsafe { libc::wait4(-1, std::ptr::null_mut(), libc::__WALL, std::ptr::null_mut()) };
+        match crate::check(result) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => return other.map(drop),
+        }
+    }
+}
+
 /// Blocks SIGCHLD and returns a descriptor that becomes readable when one is due. See signalfd(2).
 pub fn child_events() -> io::Result<OwnedFd> {
+    events(&[Signal::CHILD])
+}
+
+/// Takes what is due from a descriptor of [`events`], and returns the numbers of the signals.
+pub fn next_events(events: &OwnedFd) -> Vec<i32> {
+    const SIZE: usize = size_of::<libc::signalfd_siginfo>();
+    let (mut numbers, mut buffer) = (Vec::new(), [0; SIZE * 16]);
+    while let Ok(length @ 1..) = rustix::io::read(events, &mut buffer) {
+        for info in buffer[..length].chunks_exact(SIZE) {
+            // The number is the first field, of four bytes. See signalfd(2).
+            if let Some((number, _)) = info.split_first_chunk::<4>() {
+                numbers.push(i32::from_ne_bytes(*number));
+            }
+        }
+    }
+    numbers
+}
+
+/// Blocks signals, also ones that are ignored, and returns a descriptor that becomes readable when one is
+/// due. See signalfd(2).
+pub fn events(signals: &[Signal]) -> io::Result<OwnedFd> {
     // SAFETY: a `sigset_t` is plain data, initialised by sigemptyset before it is used; the calls
     // read or write only the sets passed, which outlive them.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);
-        libc::sigaddset(&raw mut set, libc::SIGCHLD);
+        for signal in signals {
+            libc::sigaddset(&raw mut set, signal.as_raw());
+        }
         let result = libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
         crate::check(result)?;
         let fd = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);

@@ -58,6 +58,131 @@ pub fn keep_limit(resource: u32) -> [Rule; 2] {
     ]
 }
 
+/// Who else is on the machine, as a sandbox without namespaces finds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Neighbours {
+    /// Other users alone: the rights of files and processes hold.
+    Others,
+    /// Processes and files of the same user.
+    SameUser,
+    /// Likewise, and some of those files can be opened for reading.
+    SameUserSharing,
+}
+
+/// Returns rules, for the architecture this is built for, that refuse what only a namespace would keep inside:
+/// sockets, which lead to the host's network and to whoever listens at a path; System V memory and message
+/// queues, which all users share; limits and priorities of processes that are not the caller.
+///
+/// Among processes and files of the same user also what Landlock does not look at: modes, owners, times and
+/// attributes of files by their path, and where some are shared read-only, by an open descriptor too.
+#[expect(clippy::cast_possible_truncation, reason = "system call numbers are small")]
+#[must_use]
+pub fn without_namespaces(neighbours: Neighbours) -> Vec<Rule> {
+    const EPERM: Action = Action::Errno(1);
+    let refuse = |nr: libc::c_long| Rule { nr: nr as u32, action: EPERM, when: Vec::new() };
+    let test = |argument, mask, comparison, value| Condition { argument, mask, comparison, value };
+    let mut rules: Vec<Rule> = [
+        libc::SYS_socket,
+        libc::SYS_connect,
+        libc::SYS_bind,
+        libc::SYS_listen,
+        libc::SYS_accept,
+        libc::SYS_accept4,
+        libc::SYS_shmget,
+        libc::SYS_shmat,
+        libc::SYS_shmctl,
+        libc::SYS_semget,
+        libc::SYS_semop,
+        libc::SYS_semtimedop,
+        libc::SYS_semctl,
+        libc::SYS_msgget,
+        libc::SYS_msgsnd,
+        libc::SYS_msgrcv,
+        libc::SYS_msgctl,
+        libc::SYS_mq_open,
+        libc::SYS_mq_unlink,
+    ]
+    .into_iter()
+    .map(refuse)
+    .collect();
+    // SOCK_DGRAM (2): one end of such a pair can send to any path. The upper bits are flags.
+    rules.push(Rule {
+        nr: libc::SYS_socketpair as u32,
+        action: EPERM,
+        when: vec![test(1, 0xf, Comparison::Equal, 2)],
+    });
+    // Of others alone: 0 is the caller itself.
+    for nr in [
+        libc::SYS_prlimit64,
+        libc::SYS_sched_setaffinity,
+        libc::SYS_sched_setscheduler,
+        libc::SYS_sched_setparam,
+        libc::SYS_sched_setattr,
+    ] {
+        let when = vec![test(0, 0xffff_ffff, Comparison::NotEqual, 0)];
+        rules.push(Rule { nr: nr as u32, action: EPERM, when });
+    }
+    for nr in [libc::SYS_setpriority, libc::SYS_ioprio_set] {
+        let when = vec![test(1, 0xffff_ffff, Comparison::NotEqual, 0)];
+        rules.push(Rule { nr: nr as u32, action: EPERM, when });
+    }
+    if neighbours == Neighbours::Others {
+        return rules;
+    }
+    rules.extend(
+        [
+            libc::SYS_fchmodat,
+            SYS_FCHMODAT2,
+            libc::SYS_fchownat,
+            libc::SYS_setxattr,
+            libc::SYS_lsetxattr,
+            libc::SYS_removexattr,
+            libc::SYS_lremovexattr,
+            SYS_SETXATTRAT,
+            SYS_REMOVEXATTRAT,
+        ]
+        .into_iter()
+        .map(refuse),
+    );
+    #[cfg(target_arch = "x86_64")]
+    rules.extend(
+        [
+            libc::SYS_chmod,
+            libc::SYS_chown,
+            libc::SYS_lchown,
+            libc::SYS_utime,
+            libc::SYS_utimes,
+            libc::SYS_futimesat,
+        ]
+        .into_iter()
+        .map(refuse),
+    );
+    // Without a path it is about the descriptor.
+    let by_path = vec![test(1, u64::MAX, Comparison::NotEqual, 0)];
+    let nr = libc::SYS_utimensat as u32;
+    rules.push(Rule { nr, action: EPERM, when: by_path });
+    if neighbours == Neighbours::SameUserSharing {
+        rules.retain(|rule| rule.nr != nr);
+        rules.extend(
+            [
+                libc::SYS_utimensat,
+                libc::SYS_fchmod,
+                libc::SYS_fchown,
+                libc::SYS_fsetxattr,
+                libc::SYS_fremovexattr,
+            ]
+            .into_iter()
+            .map(refuse),
+        );
+    }
+    rules
+}
+
+/// The same on every architecture, and newer than the C library's list.
+const SYS_FCHMODAT2: libc::c_long = 452;
+const SYS_SETXATTRAT: libc::c_long = 463;
+const SYS_REMOVEXATTRAT: libc::c_long = 466;
+
 const LOAD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
 const AND: u16 = 0x54; // BPF_ALU | BPF_AND | BPF_K
 const JUMP: u16 = 0x05; // BPF_JMP | BPF_JA

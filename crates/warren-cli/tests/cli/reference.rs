@@ -49,6 +49,7 @@ fn doctor_has_a_line_for_each_layer_and_the_same_as_an_object() {
         line.unwrap_or_else(|| panic!("{name}: {seen:?}")).split_whitespace().collect::<Vec<_>>()
     };
     assert_eq!(of("linux")[1..3], ["namespace", "yes"]);
+    assert_eq!(of("landlock")[1..3], ["process", "yes"]);
     assert_eq!(of("host")[1..4], ["-", "no", "-"], "it isolates nothing, and says so");
     assert!(seen.stdout.contains("\nlinux:\nLAYER"), "{seen:?}");
     for layer in ["sandbox", "mounts", "network", "seccomp", "landlock", "memory"] {
@@ -74,6 +75,10 @@ fn nothing_weaker_than_what_is_asked_for_ever_runs_a_command() {
     assert!(seen.stderr.contains("backend `linux` lacks isolation level `kernel`"), "{seen:?}");
     let seen = outcome(&mut warren(&["run", "--isolation", "namespace", "--", "echo", "in"]));
     assert_eq!((seen.code, seen.stdout.as_str()), (Some(0), "in\n"), "control: {seen:?}");
+    let seen = outcome(&mut warren(&["run", "--isolation", "process", "--", "sh", "-c", "pwd"]));
+    assert_eq!(seen.code, Some(0), "{seen:?}");
+    assert!(seen.stdout.starts_with("/var/tmp/warren-sbx-"), "{seen:?}");
+    assert!(!std::path::Path::new(seen.stdout.trim()).exists(), "nothing is left");
     let seen = outcome(&mut warren(&["run", "--isolation", "vm", "--", "true"]));
     assert_eq!(seen.code, Some(2), "{seen:?}");
     let seen = outcome(&mut warren(&["run", "--require", "network,ram", "--", "true"]));

@@ -5,10 +5,12 @@
 
 pub mod fake;
 pub mod host;
+pub mod landlock;
 pub mod linux;
 
 pub use fake::FakeBackend;
 pub use host::{HostBackend, HostConfig};
+pub use landlock::LandlockBackend;
 pub use linux::{LinuxBackend, LinuxSandbox};
 
 use std::collections::{BTreeMap, VecDeque};

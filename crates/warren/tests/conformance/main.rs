@@ -5,13 +5,15 @@
 #[path = "mod.rs"]
 #[macro_use]
 mod conformance;
+#[path = "../shared/hardened.rs"]
+mod hardened;
 #[path = "../shared/plain_user.rs"]
 mod plain_user;
 
 use std::sync::Arc;
 
 use conformance::{Expect, Given, Workdir};
-use warren::backend::{FakeBackend, HostBackend, HostConfig, LinuxBackend};
+use warren::backend::{FakeBackend, HostBackend, HostConfig, LandlockBackend, LinuxBackend};
 use warren::{CreateOptions, IsolationBackend, Limit, ResourceLimits, SandboxError, SandboxSpec};
 
 fn given_fake() -> Given {
@@ -90,7 +92,41 @@ fn given_linux() -> Given {
     Given { backend, expect, left: Box::new(sandboxed_processes) }
 }
 
+/// A directory in which sandboxes of any user can have their own.
+fn common_directory() -> tempfile::TempDir {
+    let directory = tempfile::Builder::new().prefix("warren-test-").tempdir_in("/var/tmp").unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o1777);
+    std::fs::set_permissions(directory.path(), mode).unwrap();
+    directory
+}
+
+fn given_landlock() -> Given {
+    let unenforceable = match rustix::process::geteuid().is_root() {
+        true => [Limit::Write].into(),
+        false => [
+            Limit::Memory,
+            Limit::CpuTime,
+            Limit::Processes,
+            Limit::Write,
+            Limit::CpuWeight,
+            Limit::CpuQuota,
+        ]
+        .into(),
+    };
+    let workdir = Workdir::Elsewhere;
+    let expect = Expect { runs_programs: true, workdir, snapshots: false, unenforceable };
+    let directory = common_directory();
+    let backend = LandlockBackend::new().unwrap().in_directory(directory.path());
+    let left = move || {
+        let entries = std::fs::read_dir(directory.path()).unwrap();
+        let entries = entries.map(|entry| entry.unwrap().path().display().to_string());
+        entries.chain(sandboxed_processes()).collect()
+    };
+    Given { backend: Arc::new(backend), expect, left: Box::new(left) }
+}
+
 conformance!(fake, given_fake());
+conformance!(landlock, given_landlock());
 conformance!(linux, given_linux());
 conformance!(host, given_host());
 
@@ -98,6 +134,33 @@ conformance!(host, given_host());
 #[test]
 fn the_linux_backend_conforms_for_a_plain_user_too() {
     plain_user::rerun(&["linux::", "--test-threads", "1"]);
+}
+
+#[test]
+fn the_landlock_backend_conforms_for_a_plain_user_too() {
+    plain_user::rerun(&["landlock::", "--test-threads", "1"]);
+}
+
+/// Likewise where nothing but Landlock can be had: a container with one user and no right, in which user
+/// namespaces, mounts and `clone3` are refused.
+#[test]
+fn the_landlock_backend_conforms_in_a_hardened_container() {
+    hardened::rerun(&["landlock::", "--test-threads", "1"]);
+}
+
+/// Control: that container refuses what the `linux` backend is made of.
+#[test]
+fn the_linux_backend_says_that_it_cannot_in_a_hardened_container() {
+    hardened::rerun(&["linux_is_refused_in_a_container", "--ignored"]);
+}
+
+#[tokio::test]
+#[ignore = "is run in a container by the case above"]
+async fn linux_is_refused_in_a_container() {
+    let backend = LinuxBackend::new().unwrap();
+    let error = backend.create_sandbox(&SandboxSpec::default()).await.unwrap_err();
+    assert_eq!(error.code(), "step_failed", "{error:?}");
+    assert!(!backend.probe().await.unwrap().is_fully_isolated());
 }
 
 #[tokio::test]

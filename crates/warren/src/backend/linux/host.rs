@@ -40,6 +40,9 @@ pub(crate) struct GroupSupport {
     pub(crate) memory: Option<Controller>,
     pub(crate) pids: Option<Controller>,
     pub(crate) cpu: Option<Controller>,
+    /// Whether a sandbox shares its user's processes and its disk with others of the host, for want of
+    /// namespaces.
+    pub(crate) shared: bool,
 }
 
 /// Where a controller can be used.

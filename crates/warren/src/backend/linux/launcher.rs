@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 
@@ -96,14 +96,20 @@ impl Launcher {
         Ok(())
     }
 
-    /// Has somebody remove these control groups, which are not made yet, should we die.
-    pub(crate) fn guard(&self, groups: Vec<PathBuf>) -> Result<Option<Guard>> {
+    /// Has somebody remove these control groups, which are not made yet, should we die, and with them
+    /// the sandbox's directory.
+    pub(crate) fn guard(
+        &self,
+        groups: Vec<PathBuf>,
+        directory: Option<&Path>,
+    ) -> Result<Option<Guard>> {
         match self {
             // It knows them by the plan, and outlives us.
             Self::Beside(_) => Ok(None),
             Self::Here if groups.is_empty() => Ok(None),
             Self::Here => {
-                let guard = SingleThreaded::claim().and_then(|proof| Guard::start(&proof, groups));
+                let guard = SingleThreaded::claim()
+                    .and_then(|proof| Guard::start(&proof, groups, directory));
                 Ok(Some(guard.map_err(start_failed)?))
             }
         }

@@ -34,6 +34,7 @@ pub(crate) struct Decision {
     pub(crate) by_marks: bool,
     pub(crate) enforced: Vec<EnforcedLimit>,
     pub(crate) warnings: Vec<String>,
+    shared: bool,
 }
 
 /// Decides what holds each limit on a host with `support`, or names the one that nothing can hold.
@@ -53,6 +54,7 @@ pub(crate) fn decide(
         by_marks: support.v2.is_none(),
         enforced: Vec::new(),
         warnings: Vec::new(),
+        shared: support.shared,
     };
     decision.memory(limits.max_memory_bytes, support);
     decision.processes(limits.max_processes, support);
@@ -68,6 +70,13 @@ pub(crate) fn decide(
     let files = limits.max_open_files.map(u64::from);
     decision.note(Limit::OpenFiles, files, Bound::Exact, "rlimit NOFILE");
     decision.note(Limit::Output, limits.max_output_bytes, Bound::Exact, "counted by the reader");
+    if support.shared {
+        let by = "rlimit FSIZE on each file; all together are not bounded";
+        decision.note(Limit::Write, limits.max_write_bytes, Bound::Nearest, by);
+        decision.enforced.sort_by_key(|enforced| enforced.limit);
+        decision.settle(required)?;
+        return Ok(decision);
+    }
     let by = match binds_writable {
         false => "the size of a tmpfs",
         true => "the size of a tmpfs; what is bound writable is not bounded",
@@ -133,9 +142,14 @@ impl Decision {
         let Some(count) = limit.map(u64::from) else { return };
         let by = match &support.pids {
             Some(controller) => {
-                // One more, for init.
-                self.set(controller, "pids.max", count + 1);
+                // One more, for init, and for its warden where it has one.
+                self.set(controller, "pids.max", count + 1 + u64::from(support.shared));
                 controller.describe("pids")
+            }
+            None if support.shared => {
+                self.bounds.processes = Some(count);
+                let by = "rlimit NPROC, with the processes that the same user had before";
+                return self.note(Limit::Processes, Some(count), Bound::Nearest, by);
             }
             None => {
                 self.bounds.processes = Some(count);
@@ -176,18 +190,28 @@ impl Decision {
         if let Some(EnforcedLimit { limit, .. }) = demanded {
             return Err(SandboxError::LimitNotEnforceable {
                 limit: *limit,
-                reason: "this user has no cgroup with the controller for it".to_owned(),
-                hint: format!(
-                    "run as root, or in a delegated cgroup (systemd-run --user --scope \
-                     -p Delegate=yes warren ...), or accept what there is: --accept-missing {limit}"
-                ),
+                reason: match self.shared {
+                    false => "this user has no cgroup with the controller for it".to_owned(),
+                    true => "without namespaces nothing holds it exactly".to_owned(),
+                },
+                hint: match self.shared {
+                    false => format!(
+                        "run as root, or in a delegated cgroup (systemd-run --user --scope \
+                         -p Delegate=yes warren ...), or accept what there is: --accept-missing {limit}"
+                    ),
+                    true => format!(
+                        "unset it, use a stronger isolation, or accept what there is: --accept-missing \
+                         {limit}"
+                    ),
+                },
             });
         }
         let missing: Vec<_> =
             nearest.map(|enforced| format!("{} ({})", enforced.limit, enforced.by)).collect();
         if !missing.is_empty() {
             self.warnings.push(format!(
-                "without a cgroup these limits are only held by the nearest bound: {}",
+                "without {} these limits are only held by the nearest bound: {}",
+                if self.shared { "namespaces" } else { "a cgroup" },
                 missing.join(", ")
             ));
         }

@@ -16,13 +16,13 @@ mod execs;
 mod execution;
 mod files;
 mod groups;
-mod host;
+pub(crate) mod host;
 mod launcher;
-mod limits;
+pub(crate) mod limits;
 mod peaks;
-mod plan;
+pub(crate) mod plan;
 mod port;
-mod probe;
+pub(crate) mod probe;
 mod sandbox;
 mod snapshot;
 
@@ -30,6 +30,7 @@ pub use execution::{Ending, Execution, Stdio};
 pub use probe::HostReport;
 pub use sandbox::LinuxSandbox;
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
@@ -37,13 +38,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
-use warren_init::plan::Lifetime;
+use warren_init::plan::{Lifetime, Plan};
 
 use self::anchor::{Anchor, Home};
 use self::groups::Groups;
-use self::host::Host;
+use self::host::{Host, Privilege};
 use self::launcher::Launcher;
+use self::sandbox::Own;
 use crate::backend::ExecPlan;
+use crate::backend::landlock::rules;
 use crate::layers::Layers;
 use crate::profile::{self, Profile, Seccomp};
 use crate::{
@@ -53,6 +56,39 @@ use crate::{
 
 /// What users choose this backend by.
 pub(crate) const NAME: &str = "linux";
+
+/// What the sandboxes of a backend are walled off by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Namespaces,
+    /// Rules alone; each has a directory below this one.
+    Rules {
+        below: PathBuf,
+    },
+}
+
+impl Kind {
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Namespaces => NAME,
+            Self::Rules { .. } => rules::NAME,
+        }
+    }
+
+    /// Returns what a sandbox has on the host, if it has no root of its own.
+    fn own(&self, id: &SandboxId) -> Option<Own> {
+        match self {
+            Self::Namespaces => None,
+            Self::Rules { below } => {
+                Some(Own { directory: rules::directory(below, id), nonce: rules::nonce(id) })
+            }
+        }
+    }
+}
+
+/// Where sandboxes without a root have their directories: on a disk, where everybody may come and
+/// nobody may take what is another's.
+const BELOW: &str = "/var/tmp";
 
 /// Sandboxes made by the kernel alone, for root and for everybody else.
 ///
@@ -66,6 +102,7 @@ pub struct LinuxBackend {
 struct Inner {
     /// Where sandboxes that outlive us have their directories.
     runtime: Option<PathBuf>,
+    kind: Kind,
     /// Where what sandboxes stand on is kept.
     layers: Option<Layers>,
     // In the order in which they may go: sandboxes, the launcher that reaps them, the group that
@@ -116,26 +153,50 @@ impl LinuxBackend {
     /// Whether sandboxes can be made here is found out by [`probe`](IsolationBackend::probe), or by
     /// making one.
     pub fn new() -> Result<Self> {
-        Self::start(None, None, Launcher::beside())
+        Self::start(None, None, Launcher::beside(), Kind::Namespaces)
+    }
+
+    /// Returns one whose sandboxes have no namespaces.
+    pub(crate) fn by_rules(runtime: Option<PathBuf>, here: bool) -> Result<Self> {
+        let runtime = runtime.map(Self::runtime).transpose()?;
+        let launcher = if here { Launcher::Here } else { Launcher::beside() };
+        Self::start(runtime, None, launcher, Kind::Rules { below: BELOW.into() })
+    }
+
+    /// Has sandboxes without a root have their directories elsewhere. To be called before there are any.
+    pub(crate) fn below(mut self, below: PathBuf) -> Self {
+        if let Some(inner) = Arc::get_mut(&mut self.inner)
+            && let Kind::Rules { below: place } = &mut inner.kind
+        {
+            *place = below;
+        }
+        self
+    }
+
+    /// Reports whether sandboxes can outlive this process.
+    pub(crate) fn is_durable(&self) -> bool {
+        self.inner.runtime.is_some()
     }
 
     /// Likewise, without a launcher: this process, which must have one thread whenever it makes a
     /// sandbox, copies itself. That spares the start of another program to one that makes a sandbox
     /// and ends.
     pub fn without_launcher() -> Result<Self> {
-        Self::start(None, None, Launcher::Here)
+        Self::start(None, None, Launcher::Here, Kind::Namespaces)
     }
 
     /// Likewise, for sandboxes that can outlive this process: each has a directory below `runtime`,
     /// which must be ours alone, until it ends.
     pub fn with_runtime(runtime: impl Into<PathBuf>) -> Result<Self> {
-        Self::start(Some(Self::runtime(runtime.into())?), None, Launcher::beside())
+        let runtime = Some(Self::runtime(runtime.into())?);
+        Self::start(runtime, None, Launcher::beside(), Kind::Namespaces)
     }
 
     /// Likewise, for sandboxes that can also stand on layers, and be saved as such: with `runtime` they
     /// can outlive this process.
     pub fn with_layers(runtime: Option<PathBuf>, layers: Layers) -> Result<Self> {
-        Self::start(runtime.map(Self::runtime).transpose()?, Some(layers), Launcher::beside())
+        let runtime = runtime.map(Self::runtime).transpose()?;
+        Self::start(runtime, Some(layers), Launcher::beside(), Kind::Namespaces)
     }
 
     fn runtime(runtime: PathBuf) -> Result<PathBuf> {
@@ -144,16 +205,28 @@ impl LinuxBackend {
         Ok(runtime)
     }
 
-    fn start(runtime: Option<PathBuf>, layers: Option<Layers>, launcher: Launcher) -> Result<Self> {
+    fn start(
+        runtime: Option<PathBuf>,
+        layers: Option<Layers>,
+        launcher: Launcher,
+        kind: Kind,
+    ) -> Result<Self> {
         // First: it starts on its own while we look at the host.
         launcher.prepare()?;
-        let host = Host::detect().map_err(|source| SandboxError::Step {
+        let mut host = Host::detect().map_err(|source| SandboxError::Step {
             step: "read the host's control groups".to_owned(),
             path: None,
             source,
         })?;
+        if let Kind::Rules { .. } = kind {
+            // Groups that are the caller's are also its sandboxes': they could lift their own limits.
+            if host.privilege != Privilege::Root {
+                host.groups = Default::default();
+            }
+            host.groups.shared = true;
+        }
         let registry = Mutex::default();
-        Ok(Self { inner: Arc::new(Inner { runtime, layers, host, launcher, registry }) })
+        Ok(Self { inner: Arc::new(Inner { runtime, kind, layers, host, launcher, registry }) })
     }
 
     /// Makes a sandbox, or leaves nothing.
@@ -175,9 +248,7 @@ impl LinuxBackend {
         ctx: &ExecContext,
         stdio: Stdio,
     ) -> Result<(LinuxSandbox, Execution)> {
-        let plan = ExecPlan::new(spec, cmd, ctx)?;
-        let first = execution::First { plan, limits: spec.limits.clone(), stdio };
-        let (sandbox, sent) = self.make(spec, options, Some(first)).await?;
+        let (sandbox, sent) = self.make(spec, options, Some((cmd, ctx, stdio))).await?;
         let sent = sent.ok_or_else(|| SandboxError::Internal {
             message: "the first command was not sent".to_owned(),
         })?;
@@ -188,12 +259,12 @@ impl LinuxBackend {
         &self,
         spec: &SandboxSpec,
         options: &CreateOptions,
-        first: Option<execution::First>,
+        first: Option<(&Command, &ExecContext, Stdio)>,
     ) -> Result<(LinuxSandbox, Option<execution::Sent>)> {
         spec.validate()?;
         options.validate()?;
         let (profile, seccomp) = profiles(spec)?;
-        refuse_network(spec)?;
+        self.refuse(spec, options)?;
         let layers = self.inner.layers.as_ref();
         for own in self.inner.runtime.as_deref().into_iter().chain(layers.map(Layers::root)) {
             plan::refuse_runtime(spec, own)?;
@@ -207,7 +278,7 @@ impl LinuxBackend {
             (true, None) => {
                 return Err(SandboxError::Unsupported {
                     feature: "sandboxes that outlive their maker".to_owned(),
-                    backend: NAME.to_owned(),
+                    backend: self.inner.kind.name().to_owned(),
                     hint: "give the backend a runtime directory".to_owned(),
                 });
             }
@@ -221,6 +292,21 @@ impl LinuxBackend {
             support,
             binds_writable(spec),
         )?;
+        let own = self.inner.kind.own(&id);
+        // As it is where the sandbox is: without a root of its own, its paths are those of the host.
+        let asked = spec;
+        let spec = &match &own {
+            Some(own) => Cow::Owned(rules::on_host(spec, &own.directory)),
+            None => Cow::Borrowed(spec),
+        };
+        let first = first.map(|(cmd, ctx, stdio)| {
+            let mut plan = ExecPlan::new(spec, cmd, ctx)?;
+            if let Some(own) = &own {
+                plan.workdir = rules::place(&plan.workdir, &own.directory);
+            }
+            Ok::<_, SandboxError>(execution::First { plan, limits: spec.limits.clone(), stdio })
+        });
+        let first = first.transpose()?;
         let mut inputs = plan::Inputs {
             id: &id,
             spec,
@@ -234,9 +320,10 @@ impl LinuxBackend {
             layers,
         };
         // Decided before anything is made, so that a bad spec leaves nothing to remove.
-        let mut plan = plan::plan(&inputs, &plan::RealHost)?;
+        let mut plan = self.plan(&inputs, asked, &plan::RealHost)?;
         let wanted = Groups::wanted(&id, support, &limits.settings);
-        let guard = self.inner.launcher.guard(wanted)?;
+        let directory = own.as_ref().map(|own| own.directory.as_path());
+        let guard = self.inner.launcher.guard(wanted, directory)?;
         let groups = Groups::begin(&id, support, &limits.settings, guard)?;
         inputs.cgroups = groups.planned();
         plan.cgroups = groups.planned();
@@ -257,6 +344,45 @@ impl LinuxBackend {
         registry.last_created = Some(sandbox.capabilities().created_at);
         registry.insert(id.clone(), sandbox.clone());
         Ok((sandbox, sent))
+    }
+
+    /// Decides what a sandbox is to be, of what was asked for and what that is on the host.
+    fn plan(
+        &self,
+        inputs: &plan::Inputs<'_>,
+        asked: &SandboxSpec,
+        look: &impl plan::Look,
+    ) -> Result<Plan> {
+        match &self.inner.kind {
+            Kind::Namespaces => plan::plan(inputs, look),
+            Kind::Rules { below } => {
+                let inputs = rules::Inputs {
+                    id: inputs.id,
+                    spec: asked,
+                    profile: inputs.profile,
+                    seccomp: inputs.seccomp,
+                    privilege: inputs.privilege,
+                    lifetime: inputs.lifetime,
+                    limits: inputs.limits,
+                    below,
+                };
+                rules::plan(&inputs, look)
+            }
+        }
+    }
+
+    /// Refuses what no sandbox of this backend can have.
+    fn refuse(&self, spec: &SandboxSpec, options: &CreateOptions) -> Result<()> {
+        let name = self.inner.kind.name();
+        refuse_network(spec, name)?;
+        if self.inner.kind != Kind::Namespaces && !options.base.is_plain() {
+            return Err(SandboxError::Unsupported {
+                feature: "a root of layers".to_owned(),
+                backend: name.to_owned(),
+                hint: "create it on the host's toolchain, or choose another backend".to_owned(),
+            });
+        }
+        Ok(())
     }
 
     /// Tries out every layer on this host and says what was found, with the way to mend it.
@@ -326,11 +452,11 @@ pub(crate) fn binds_writable(spec: &SandboxSpec) -> bool {
 }
 
 /// A sandbox here has its own loopback and nothing else; to promise more would be a lie.
-fn refuse_network(spec: &SandboxSpec) -> Result<()> {
+fn refuse_network(spec: &SandboxSpec, name: &str) -> Result<()> {
     if spec.network_enabled || !spec.allowed_network.is_empty() {
         return Err(SandboxError::Unsupported {
             feature: "a network beyond the sandbox's own loopback".to_owned(),
-            backend: NAME.to_owned(),
+            backend: name.to_owned(),
             hint: "leave `network_enabled` false and `allowed_network` empty".to_owned(),
         });
     }
@@ -400,6 +526,12 @@ impl IsolationBackend for LinuxBackend {
             support,
             binds_writable(spec),
         )?;
+        let own = self.inner.kind.own(id);
+        let asked = spec;
+        let spec = &match &own {
+            Some(own) => Cow::Owned(rules::on_host(spec, &own.directory)),
+            None => Cow::Borrowed(spec),
+        };
         let inputs = plan::Inputs {
             id,
             spec,
@@ -412,7 +544,10 @@ impl IsolationBackend for LinuxBackend {
             base: &anchor.stands_on,
             layers: self.inner.layers.as_ref(),
         };
-        let plan = plan::plan(&inputs, &plan::RememberedHost)?;
+        let plan = self.plan(&inputs, asked, &plan::RememberedHost)?;
+        if let Some(own) = own {
+            instance.by_rules(own);
+        }
         // It has them mounted, so that even one that is gone from its place is still there for it.
         let held = inputs.layers.and_then(|layers| layers.hold(anchor.stands_on.all()).ok());
         instance.stand_on(anchor.stands_on.clone(), held, plan.overlays.clone());
@@ -432,6 +567,9 @@ impl IsolationBackend for LinuxBackend {
             }
             groups.kill();
             groups.remove()?;
+            if let Some(own) = self.inner.kind.own(id) {
+                own.remove();
+            }
             home.remove();
             return Ok(());
         }

@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 
 use warren_init::plan::{
     Cgroups, Entry, EntryKind, Filter, Identity, Landlock, Lifetime, Mount, Overlay, Owner, Owners,
-    Plan, Proc, Root, Scratch, Users,
+    Plan, Proc, Root, Scratch, Users, Walls,
 };
 
 use warren_sys::process;
@@ -179,6 +179,7 @@ pub(crate) fn plan(inputs: &Inputs<'_>, host: &impl Look) -> Result<Plan> {
         filter: Filter { init: bits(inputs.seccomp.init), workload },
         cgroups: inputs.cgroups.clone(),
         bounds: inputs.limits.bounds,
+        walls: Walls::Namespaces,
     })
 }
 
@@ -226,7 +227,7 @@ fn users(inputs: &Inputs<'_>) -> Result<Users> {
 
 /// Refuses what would hide from init, where it has to look for itself: memory that no process need
 /// have mapped, and another mark than one's own.
-fn stay_visible(limits: &Decision) -> Result<Option<Vec<Instruction>>> {
+pub(crate) fn stay_visible(limits: &Decision) -> Result<Option<Vec<Instruction>>> {
     let refuse = |nr| seccomp::Rule { nr, action: seccomp::NO_SUCH_CALL, when: Vec::new() };
     let mut rules = Vec::new();
     if limits.bounds.memory.is_some() {

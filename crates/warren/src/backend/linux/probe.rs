@@ -89,13 +89,7 @@ pub(crate) async fn examine(backend: &LinuxBackend) -> HostReport {
     let sandbox = match backend.create(&spec, &options).await {
         Ok(sandbox) => sandbox,
         Err(error) => {
-            let mut chain = error.to_string();
-            let mut source = std::error::Error::source(&error);
-            while let Some(cause) = source {
-                chain = format!("{chain}: {cause}");
-                source = cause.source();
-            }
-            report.note("sandbox", false, chain, fix_for(&error.to_string()));
+            report.note("sandbox", false, explained(&error), fix_for(&error.to_string()));
             forget();
             return report;
         }
@@ -147,6 +141,17 @@ pub(crate) async fn examine(backend: &LinuxBackend) -> HostReport {
     }
     report.note("removal", removed.is_ok(), "nothing is left", "");
     report
+}
+
+/// Joins what was tried and what the kernel said.
+pub(crate) fn explained(error: &crate::SandboxError) -> String {
+    let mut chain = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        chain = format!("{chain}: {cause}");
+        source = cause.source();
+    }
+    chain
 }
 
 /// Provokes each limit that the kernel is to hold.
@@ -220,13 +225,13 @@ async fn throttle(sandbox: &super::LinuxSandbox, controller: &Controller) -> Opt
 }
 
 /// What a sandbox must not reach, tried against somebody who listens there.
-const HOST_LOOPBACK: &str = "tcp to the host's 127.0.0.1";
+pub(crate) const HOST_LOOPBACK: &str = "tcp to the host's 127.0.0.1";
 
 /// Somebody on the host's loopback, if it has one.
-struct Listening(Option<TcpListener>);
+pub(crate) struct Listening(Option<TcpListener>);
 
 impl Listening {
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         Self(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).ok())
     }
 
@@ -235,12 +240,12 @@ impl Listening {
     }
 
     /// Returns where; without a loopback there is nobody to be reached at any port.
-    fn port(&self) -> u16 {
+    pub(crate) fn port(&self) -> u16 {
         self.address().map_or(9, |address| address.port())
     }
 
     /// Reports whether a process of the host gets through, or nobody listens at all.
-    fn is_reached(&self) -> bool {
+    pub(crate) fn is_reached(&self) -> bool {
         self.address().is_none_or(|address| TcpStream::connect(address).is_ok())
     }
 }

@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use warren_init::plan::{Overlay, Plan};
+use warren_init::plan::{Overlay, Plan, Walls};
 use warren_init::protocol::files::FileRequest;
 use warren_init::protocol::{Done, Failure, Loopback, Proof, Report, Request, Standing, Tries};
 
@@ -33,6 +33,7 @@ use super::plan::{Inputs, WRITABLE};
 use super::port;
 use super::snapshot::Tracked;
 use crate::backend::ExecPlan;
+use crate::backend::landlock::rules;
 use crate::layers::Held;
 use crate::profile::{self, Profile, ProfileUsers, capability_names};
 use crate::{
@@ -53,6 +54,10 @@ pub(crate) struct Instance {
     on_drop: OnDrop,
     pub(super) cpu_quota_millis: Option<u32>,
     control: Channel,
+    /// The signal at which its first process takes all others with it.
+    ends_by: Signal,
+    /// The directory that it has on the host for want of a root of its own.
+    own: Option<Own>,
     pidfd: AsyncFd<OwnedFd>,
     pid: i32,
     pub(super) base: Option<u32>,
@@ -64,6 +69,25 @@ pub(crate) struct Instance {
     /// Keeps them from being removed.
     held_layers: Mutex<Option<Held>>,
     overlays: Vec<Overlay>,
+}
+
+/// What a sandbox without a root of its own has on the host instead.
+#[derive(Debug)]
+pub(crate) struct Own {
+    pub(crate) directory: PathBuf,
+    /// What the marks of its processes begin with.
+    pub(crate) nonce: u64,
+}
+
+impl Own {
+    /// Removes it, with what may still run in it: its warden, which is gone, removes the directory last of
+    /// all, and if it is still there was killed.
+    pub(crate) fn remove(&self) {
+        if self.directory.symlink_metadata().is_ok() {
+            warren_init::warden::sweep(self.nonce);
+            warren_init::warden::remove_directory(&self.directory);
+        }
+    }
 }
 
 /// Has the launcher make a sandbox and waits until it stands, or until it is sure that it does not.
@@ -102,6 +126,13 @@ pub(crate) async fn launch(
         on_drop,
         cpu_quota_millis,
         control,
+        ends_by: warren_init::launcher::ends_by(&plan.walls),
+        own: match &plan.walls {
+            Walls::Namespaces => None,
+            Walls::Rules(rules) => {
+                Some(Own { directory: PathBuf::from(&rules.directory), nonce: rules.nonce })
+            }
+        },
         pidfd,
         pid,
         base,
@@ -167,6 +198,8 @@ pub(crate) async fn adopt(
         on_drop: OnDrop::Leave,
         cpu_quota_millis: anchor.cpu_quota_millis,
         control,
+        ends_by: Signal::KILL,
+        own: None,
         pidfd: watch(pidfd).map_err(|error| lost("watch the sandbox", error))?,
         pid: anchor.pid,
         base: anchor.base,
@@ -231,14 +264,26 @@ impl Instance {
         self.held_layers = Mutex::new(held);
     }
 
+    /// Takes note that it has no namespaces, and the directory that it has instead.
+    pub(crate) fn by_rules(&mut self, own: Own) {
+        (self.ends_by, self.own) = (Signal::TERM, Some(own));
+    }
+
+    /// Removes the directory that it has on the host, which nobody writes to any more.
+    fn remove_own(&self) {
+        if let Some(own) = &self.own {
+            own.remove();
+        }
+    }
+
     /// Returns which parts of the host seem writable in it.
     pub(super) fn overlays(&self) -> Vec<Overlay> {
         self.overlays.clone()
     }
 
-    /// Kills every process. PID 1 takes the whole pid namespace with it.
+    /// Kills every process. PID 1 takes the whole pid namespace with it, a warden its domain.
     fn kill(&self) {
-        let _ = rustix::process::pidfd_send_signal(self.pidfd.get_ref(), Signal::KILL);
+        let _ = rustix::process::pidfd_send_signal(self.pidfd.get_ref(), self.ends_by);
         self.groups().kill();
     }
 
@@ -290,6 +335,7 @@ impl Instance {
         }
         self.reap();
         self.groups().remove()?;
+        self.remove_own();
         drop(self.held_layers.lock().unwrap_or_else(PoisonError::into_inner).take());
         Ok(())
     }
@@ -326,6 +372,7 @@ impl Drop for Instance {
         let patience = Timespec { tv_sec: PATIENCE.as_secs().try_into().unwrap_or(10), tv_nsec: 0 };
         let _ = poll(&mut [PollFd::new(self.pidfd.get_ref(), PollFlags::IN)], Some(&patience));
         self.reap();
+        self.remove_own();
         if let Some(home) = &self.home {
             home.remove();
         }
@@ -350,6 +397,8 @@ pub(crate) struct Core {
     instance: Mutex<Arc<Instance>>,
     support: GroupSupport,
     pub(super) backend: Weak<super::Inner>,
+    /// What its backend is called.
+    name: &'static str,
     /// What was captured of it since it was made.
     pub(super) tracked: Mutex<Option<Tracked>>,
     pub(super) state: tokio::sync::Mutex<State>,
@@ -449,7 +498,7 @@ impl LinuxSandbox {
         let terms = Arc::new(Terms {
             spec: inputs.spec.clone(),
             capabilities: capabilities(inputs, plan, instance.home.is_some()),
-            enforcement: enforcement(inputs, &instance),
+            enforcement: enforcement(inputs, plan, &instance),
         });
         let state = if suspended { State::Suspended } else { State::Running };
         let execs = Execs::new(instance.home.as_ref().map(Home::path));
@@ -459,6 +508,7 @@ impl LinuxSandbox {
             instance: Mutex::new(Arc::new(instance)),
             support: backend.host.groups.clone(),
             backend: Arc::downgrade(backend),
+            name: backend.kind.name(),
             tracked: Mutex::default(),
             state: tokio::sync::Mutex::new(state),
             used: Mutex::default(),
@@ -477,7 +527,7 @@ impl LinuxSandbox {
                 created_at: self.terms.capabilities.created_at,
                 ..capabilities(inputs, plan, instance.home.is_some())
             },
-            enforcement: enforcement(inputs, &instance),
+            enforcement: enforcement(inputs, plan, &instance),
         };
         *self.core.current.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(terms);
         let mut place = self.core.instance.lock().unwrap_or_else(PoisonError::into_inner);
@@ -505,7 +555,7 @@ impl LinuxSandbox {
             && own.allowed_paths_rw == spec.allowed_paths_rw
             && own.bind_mounts == spec.bind_mounts
             && own.workdir == spec.workdir
-            && super::refuse_network(spec).is_ok()
+            && super::refuse_network(spec, super::NAME).is_ok()
             && a.max_write_bytes == b.max_write_bytes
             && a.max_memory_bytes.is_some() == b.max_memory_bytes.is_some()
             && a.max_processes.is_some() == b.max_processes.is_some()
@@ -531,9 +581,18 @@ impl LinuxSandbox {
         Some((Terms { spec: spec.clone(), capabilities, enforcement }, decision.settings))
     }
 
+    /// Decides what a command runs as, and where that is on the host if it has no root of its own.
+    fn decide(&self, spec: &SandboxSpec, cmd: &Command, ctx: &ExecContext) -> Result<ExecPlan> {
+        let mut plan = ExecPlan::new(spec, cmd, ctx)?;
+        if let Some(own) = &self.core.instance().own {
+            plan.workdir = rules::place(&plan.workdir, &own.directory);
+        }
+        Ok(plan)
+    }
+
     /// Starts a command and returns a hold of it. Dropping the hold ends the command.
     pub async fn start(&self, cmd: &Command, ctx: &ExecContext, stdio: Stdio) -> Result<Execution> {
-        let plan = ExecPlan::new(&self.terms.spec, cmd, ctx)?;
+        let plan = self.decide(&self.terms.spec, cmd, ctx)?;
         let _state = self.running().await?;
         let instance = self.core.instance();
         let refusals = instance.groups().refusals();
@@ -670,7 +729,7 @@ impl LinuxSandbox {
                 Cow::Owned(spec)
             }
         };
-        let plan = ExecPlan::new(&spec, cmd, ctx)?;
+        let plan = self.decide(&spec, cmd, ctx)?;
         execs::validate(options)?;
         if let Some(user) = &options.user {
             self.terms.check_user(&user.name)?;
@@ -872,6 +931,10 @@ impl Sandbox for LinuxSandbox {
         if *state != State::Running || self.has_ended() {
             return Ok(None);
         }
+        if self.core.instance().own.is_some() {
+            // What it stands on is in its directory, and that has the id of another spec.
+            return Ok(None);
+        }
         let Some((terms, settings)) = self.terms_for(spec) else { return Ok(None) };
         if self.core.instance().groups().change(&self.core.id, &settings).is_err() {
             // As it was: what could be changed is written back. What cannot be is not handed out.
@@ -886,6 +949,13 @@ impl Sandbox for LinuxSandbox {
     }
 
     async fn connect(&self, port: u16) -> Result<PortStream> {
+        if self.core.instance().own.is_some() {
+            return Err(SandboxError::Unsupported {
+                feature: "connections to ports".to_owned(),
+                backend: self.core.name.to_owned(),
+                hint: "its commands have no sockets; choose the `linux` backend".to_owned(),
+            });
+        }
         port::connect(self, port).await
     }
 
@@ -938,17 +1008,27 @@ impl Sandbox for LinuxSandbox {
 }
 
 fn capabilities(inputs: &Inputs<'_>, plan: &Plan, is_persistent: bool) -> SandboxCapabilities {
-    let own = WRITABLE.iter().map(PathBuf::from);
-    let bound = plan.mounts.iter().filter(|mount| mount.writable);
-    let writable: Vec<PathBuf> =
-        own.chain(bound.map(|mount| PathBuf::from(&mount.target))).collect();
-    let shown = plan.mounts.iter().map(|mount| PathBuf::from(&mount.target));
+    let (readable, writable, backend) = match &plan.walls {
+        Walls::Namespaces => {
+            let own = || WRITABLE.iter().map(PathBuf::from);
+            let bound = plan.mounts.iter().filter(|mount| mount.writable);
+            let bound = bound.map(|mount| PathBuf::from(&mount.target));
+            let shown = plan.mounts.iter().map(|mount| PathBuf::from(&mount.target));
+            (shown.chain(own()).collect(), own().chain(bound).collect(), super::NAME)
+        }
+        Walls::Rules(planned) => {
+            let paths = |paths: &[String]| paths.iter().map(PathBuf::from).collect::<Vec<_>>();
+            let writable = paths(&planned.writable);
+            let readable = [paths(&planned.readable), vec!["/proc".into()], writable.clone()];
+            (readable.concat(), writable, rules::NAME)
+        }
+    };
     SandboxCapabilities {
         sandbox_id: inputs.id.to_string(),
-        backend: super::NAME.to_owned(),
+        backend: backend.to_owned(),
         profile: inputs.profile.name.to_owned(),
         can_write_filesystem: true,
-        readable_paths: shown.chain(WRITABLE.iter().map(PathBuf::from)).collect(),
+        readable_paths: readable,
         writable_paths: writable,
         has_network: false,
         allowed_destinations: Vec::new(),
@@ -990,8 +1070,26 @@ fn capabilities_of(profile: &Profile) -> String {
 
 /// Lists what holds the sandbox, and of each layer whether init tried it before it said that it is
 /// ready. What was not tried was made by a call that may not fail.
-fn enforcement(inputs: &Inputs<'_>, instance: &Instance) -> Enforcement {
+fn enforcement(inputs: &Inputs<'_>, plan: &Plan, instance: &Instance) -> Enforcement {
     let layer = |name: &str, detail: String| Layer { name: name.to_owned(), detail };
+    let (limits, warnings) = (inputs.limits.enforced.clone(), inputs.limits.warnings.clone());
+    if let Walls::Rules(_) = plan.walls {
+        let user = match instance.base {
+            Some(base) => format!("user {} of the host", base + warren_init::plan::WORKLOAD_ID),
+            None => format!("the caller's{}", kept_groups()),
+        };
+        let layers = vec![
+            layer(
+                "landlock",
+                format!("ABI {}; files and signals were tried", instance.proof.landlock_abi),
+            ),
+            layer("warden", "nothing inside reaches it; tried".to_owned()),
+            layer("identity", format!("{user}; set")),
+            layer("capabilities", capabilities_of(inputs.profile)),
+            layer("seccomp", format!("profile {}, and no sockets; tried", inputs.seccomp.name)),
+        ];
+        return Enforcement { limits, layers, warnings };
+    }
     let ids = match instance.base {
         Some(base) => format!("ids {base} to {} of the host", base + warren_init::plan::RANGE - 1),
         None => format!("one id, the caller's{}", kept_groups()),
@@ -1013,6 +1111,5 @@ fn enforcement(inputs: &Inputs<'_>, instance: &Instance) -> Enforcement {
         layer("landlock", format!("ABI {}; tried", instance.proof.landlock_abi)),
         layer("network", "own loopback only; tried: no route leads out".to_owned()),
     ];
-    let (limits, warnings) = (inputs.limits.enforced.clone(), inputs.limits.warnings.clone());
     Enforcement { limits, layers, warnings }
 }

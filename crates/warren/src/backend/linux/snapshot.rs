@@ -17,6 +17,7 @@ use rustix::fs::{Mode, OFlags};
 use warren_init::plan::{self as init_plan, Lifetime};
 use warren_init::protocol::{Done, Request};
 
+use super::Kind;
 use super::anchor::Home;
 use super::groups::Groups;
 use super::sandbox::{Instance, LinuxSandbox, State, lost};
@@ -68,8 +69,12 @@ impl LinuxSandbox {
         let backend = self.core.backend.upgrade().ok_or_else(|| self.ended())?;
         backend.layers.clone().ok_or_else(|| SandboxError::Unsupported {
             feature: "snapshots".to_owned(),
-            backend: super::NAME.to_owned(),
-            hint: "give the backend a directory to keep layers in".to_owned(),
+            backend: backend.kind.name().to_owned(),
+            hint: match backend.kind {
+                Kind::Namespaces => "give the backend a directory to keep layers in",
+                Kind::Rules { .. } => "copy out what is needed, or use the `linux` backend",
+            }
+            .to_owned(),
         })
     }
 
