@@ -255,7 +255,9 @@ impl Launcher {
     }
 
     /// Ends what was attached to the library and removes its control groups.
-    fn clear_up(self) {
+    fn clear_up(mut self) {
+        // What has ended has removed its own.
+        self.attached.retain(|attached| !attached.is_gone());
         let pidfds = self.attached.iter().flat_map(|attached| &attached.pidfd);
         for (pidfd, signal) in pidfds.clone() {
             let _ = rustix::process::pidfd_send_signal(pidfd, *signal);

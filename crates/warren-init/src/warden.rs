@@ -40,22 +40,23 @@ pub(crate) fn become_warden(
     (plan, rules): (&Plan, &Rules),
     control: &OwnedFd,
     go: &OwnedFd,
-    mut inherited: Inherited,
+    inherited: Inherited,
     so_far: Result<(), Failure>,
 ) -> ! {
     let mut keep = vec![control, go];
     keep.extend([&inherited.work, &inherited.listener, &inherited.lock].into_iter().flatten());
-    keep.extend(&inherited.doors);
     let closed = fd::close_all_except(&keep).and_then(|()| fd::occupy_streams(c"/dev/null"));
     let closed = step("close what was inherited", "", closed);
     let base = inherited.base;
+    let mut is_ours = false;
     let ready = so_far.and(closed).and_then(|()| {
-        for door in std::mem::take(&mut inherited.doors) {
+        let (_, doors) = step("wait for the launcher", "", apply::wait_for_go(go))?;
+        // Closed behind it: they lead to the host.
+        for door in doors {
             let joined = rustix::io::write(&door, b"0").map_err(io::Error::from);
             step("join", "a control group", joined)?;
         }
-        step("wait for the launcher", "", apply::wait_for_go(go))?;
-        step("create", &rules.directory, make_directory(rules, base))?;
+        step("create", &rules.directory, make_directory(rules, base, &mut is_ours))?;
         let events = step("hear signals", "", process::events(&[Signal::CHILD, Signal::TERM]))?;
         stand_guard(plan, base).map(|()| events)
     });
@@ -63,7 +64,10 @@ pub(crate) fn become_warden(
         Ok(events) => events,
         Err(failure) => {
             let _ = protocol::send(control, &Report::Failed(failure), &[]);
-            remove_directory(Path::new(&rules.directory));
+            // One that was there before is another's.
+            if is_ours {
+                remove_directory(Path::new(&rules.directory));
+            }
             process::exit_now(1)
         }
     };
@@ -92,7 +96,7 @@ pub(crate) fn become_warden(
 }
 
 /// Makes the directory of the sandbox, which must not be there yet, and what is in it from the start.
-fn make_directory(rules: &Rules, base: Option<u32>) -> io::Result<()> {
+fn make_directory(rules: &Rules, base: Option<u32>, is_ours: &mut bool) -> io::Result<()> {
     let top = Path::new(&rules.directory);
     let builder = |mode| {
         let mut builder = std::fs::DirBuilder::new();
@@ -100,6 +104,7 @@ fn make_directory(rules: &Rules, base: Option<u32>) -> io::Result<()> {
         builder
     };
     builder(0o700).create(top)?;
+    *is_ours = true;
     let mut made = vec![top.to_owned()];
     for name in [WORKSPACE, HOME, SCRATCH] {
         made.push(top.join(name));

@@ -251,7 +251,7 @@ impl LinuxSandbox {
         *state = State::Destroyed;
         let make = async {
             let wanted = Groups::wanted(&self.core.id, support, &limits.settings);
-            let guard = backend.launcher.guard(wanted)?;
+            let guard = backend.launcher.guard(wanted, None)?;
             let groups = Groups::begin(&self.core.id, support, &limits.settings, guard)?;
             inputs.cgroups = groups.planned();
             plan.cgroups = groups.planned();
