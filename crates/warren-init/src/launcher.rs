@@ -27,14 +27,14 @@ use crate::warden;
 /// Where the ranges of ids that are in use are noted, one byte each, by locks.
 const IDS: &str = "/run/warren/ranges";
 /// How many ranges one file there has: the kernel keeps the locks of a file in a list.
-const FILE_RANGES: u32 = 128;
+const FILE_RANGES: u32 = 1024;
 /// The first id of the first range: above what distributions and container managers hand out.
 const FIRST_ID: u32 = 0x7000_0000;
 /// How many ranges there are before ids run out.
 const RANGES: u32 = 0x8000;
 /// How far the first ids of two ranges are apart. More than a range: the kernel finds what it knows of
 /// a user in 128 lists, by `(uid >> 7) + uid`, and the same id of all ranges would be in one list.
-const STRIDE: u32 = RANGE + FILE_RANGES;
+const STRIDE: u32 = RANGE + 128;
 /// How long a control group may take to become empty after its last process was killed.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -483,19 +483,10 @@ impl Maker {
 
     /// Finds a range that nobody has and holds it for as long as the file is open anywhere.
     fn reserve_ids(&mut self) -> io::Result<(File, u32)> {
-        let mut options = File::options();
-        let options = options.read(true).write(true).create(true).mode(0o600).truncate(false);
         let mut tried = 0;
         while tried < RANGES {
             // An open file of its own for each sandbox: the lock belongs to it.
-            let name = format!("{IDS}/{}", self.next_range / FILE_RANGES);
-            let file = match options.open(&name) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    std::fs::create_dir_all(IDS)?;
-                    options.open(&name)?
-                }
-                opened => opened?,
-            };
+            let file = open_ranges(self.next_range / FILE_RANGES)?;
             loop {
                 let range = self.next_range;
                 self.next_range = (range + 1) % RANGES;
@@ -518,6 +509,21 @@ pub fn ends_by(walls: &Walls) -> Signal {
     match walls {
         Walls::Namespaces => Signal::KILL,
         Walls::Rules(_) => Signal::TERM,
+    }
+}
+
+/// Opens one of the files in which ranges are noted. All are made with the first, and stay.
+fn open_ranges(number: u32) -> io::Result<File> {
+    let mut options = File::options();
+    options.read(true).write(true).create(true).mode(0o600).truncate(false);
+    let open = |number: u32| options.open(format!("{IDS}/{number}"));
+    match open(number) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            std::fs::create_dir_all(IDS)?;
+            (0..RANGES / FILE_RANGES).try_for_each(|number| open(number).map(drop))?;
+            open(number)
+        }
+        opened => opened,
     }
 }
 
