@@ -1,6 +1,7 @@
 //! The daemon and its clients as their users meet them.
 
 mod audit;
+mod calls;
 mod clients;
 mod crash;
 mod execs;
@@ -14,5 +15,6 @@ mod serve;
 mod service;
 mod shells;
 mod snapshots;
+mod soak;
 mod support;
 mod templates;

@@ -126,6 +126,16 @@ struct Registry {
     last_created: Option<DateTime<Utc>>,
 }
 
+impl Inner {
+    /// Forgets a sandbox that was destroyed, and with it what we hold of it.
+    fn forget(&self, sandbox: &LinuxSandbox) {
+        let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        if registry.sandboxes.get(sandbox.id()).is_some_and(|known| known.is(sandbox)) {
+            registry.sandboxes.remove(sandbox.id());
+        }
+    }
+}
+
 impl Registry {
     /// Returns the sandbox of that id, if it lives.
     fn get(&self, id: &SandboxId) -> Option<&LinuxSandbox> {

@@ -488,6 +488,11 @@ impl Core {
 }
 
 impl LinuxSandbox {
+    /// Reports whether both are handles to one sandbox.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.core, &other.core)
+    }
+
     pub(super) fn new(
         inputs: &Inputs<'_>,
         plan: &Plan,
@@ -923,6 +928,9 @@ impl Sandbox for LinuxSandbox {
         let mut state = self.core.state.lock().await;
         self.core.instance().destroy().await?;
         *state = State::Destroyed;
+        if let Some(backend) = self.core.backend.upgrade() {
+            backend.forget(self);
+        }
         Ok(())
     }
 
