@@ -229,6 +229,16 @@ impl SandboxError {
         Self::Step { step: step.into(), path: Some(path.into()), source }
     }
 
+    /// As [`step`](Self::step), of something that we keep: a disk that is full is [`StoreError::Full`].
+    pub(crate) fn keeping(step: &str, path: Option<PathBuf>, source: io::Error) -> Self {
+        match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                Self::Store(StoreError::Full)
+            }
+            _ => Self::Step { step: step.to_owned(), path, source },
+        }
+    }
+
     /// Returns the stable name of the variant, for programs.
     pub fn code(&self) -> &'static str {
         match self {

@@ -12,9 +12,11 @@ use super::manifest::{Descriptor, ImageConfig};
 use super::registry::{Pull, Registries};
 use super::unpack::{self, Bounds, Owners, Unpacked};
 use super::{Digest, ImageError, Reference, Source};
-use crate::layers::{Held, Layers};
+use crate::layers::{Below, Held, Layers};
 use crate::{LayerId, SandboxError};
 
+/// How many layers an image may have here; the kernel stacks a few more.
+const MOST: usize = 24;
 /// The directory of the store that says which layer came from which part of an image.
 const KNOWN: &str = "images";
 
@@ -78,6 +80,7 @@ pub fn pull(
             puller.files(&files, reference.as_deref())?
         }
     };
+    puller.squeeze()?;
     Ok(Image { layers: puller.image, config, held: puller.held })
 }
 
@@ -227,6 +230,17 @@ impl Puller<'_> {
         (self.progress)(Progress::Have { number: place.0, count: place.1, layer });
     }
 
+    /// Makes one layer of the lowest, so that there is room on top of an image that has very many.
+    fn squeeze(&mut self) -> Result<(), SandboxError> {
+        if self.image.len() > MOST {
+            let lowest = ..=self.image.len() - MOST;
+            let (merged, held) = self.layers.merge(&self.image[lowest], Below::Nothing)?;
+            drop(self.image.splice(lowest, merged));
+            self.held.join(held);
+        }
+        Ok(())
+    }
+
     /// Takes a layer that is in the store already.
     fn recall(
         &mut self,
@@ -266,7 +280,7 @@ impl Puller<'_> {
             std::fs::write(&draft, text)?;
             std::fs::rename(&draft, directory.join(key.hex()))
         };
-        write().map_err(|error| SandboxError::step("write to", &directory, error))
+        write().map_err(|error| SandboxError::keeping("write to", Some(directory.clone()), error))
     }
 }
 

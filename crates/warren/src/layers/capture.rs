@@ -6,7 +6,7 @@
 //! then, and hold what differs, so that the old layers and the new one together are the tree again.
 //! Where that cannot be said by a layer on top, everything is copied once more.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -40,6 +40,21 @@ pub(crate) struct Node {
     /// In which of the layers since the sandbox was made it is.
     layer: usize,
     children: BTreeMap<CString, Node>,
+}
+
+impl Node {
+    /// Lists the files below it that have several names, each with the time of its last change.
+    fn linked(&self) -> HashSet<(u64, (i64, i64))> {
+        let mut linked = HashSet::new();
+        let mut rest = vec![self];
+        while let Some(node) = rest.pop() {
+            if node.meta.kind != Kind::Directory && node.meta.nlink > 1 {
+                linked.insert((node.meta.ino, node.meta.ctime));
+            }
+            rest.extend(node.children.values());
+        }
+        linked
+    }
 }
 
 /// What was captured of a sandbox before.
@@ -89,6 +104,7 @@ pub(crate) fn capture(
         settled,
         idle,
         links: HashMap::new(),
+        linked: previous.map(|previous| previous.root.linked()).unwrap_or_default(),
         frames: Vec::new(),
         names: Vec::new(),
         late: Vec::new(),
@@ -166,6 +182,8 @@ struct Capture<'a> {
     idle: bool,
     /// Where the first name of each file with several is in the new layer.
     links: HashMap<(u64, u64), Vec<CString>>,
+    /// Files with several names that were captured before.
+    linked: HashSet<(u64, (i64, i64))>,
     frames: Vec<Frame>,
     /// The names that lead to where we are.
     names: Vec<CString>,
@@ -268,6 +286,10 @@ impl Capture<'_> {
             && self.is_unchanged(was, &meta, opened.as_ref())?
         {
             return Ok(Node { layer: was.layer, ..node(self) });
+        }
+        if meta.nlink > 1 && self.linked.contains(&(meta.ino, meta.ctime)) {
+            // It came here with its directory: its other names are in a layer below, where it cannot be linked to.
+            return Err(Stop::NeedsAll);
         }
         self.changed = true;
         self.make_frames()?;

@@ -25,7 +25,7 @@ pub(crate) fn copy(from: BorrowedFd<'_>, staging: &Staging) -> Result<()> {
         let meta = Meta::of(&rustix::fs::fstat(from)?);
         copier.writer.seal(staging.tree(), &Made::of(&meta, copier.ids, Vec::new()))
     });
-    copied.map_err(|error| SandboxError::step("copy into", staging.path(), error))?;
+    copied.map_err(|error| SandboxError::keeping("copy into", Some(staging.path()), error))?;
     if copier.skipped > 0 {
         tracing::debug!(skipped = copier.skipped, "devices and sockets were left out");
     }

@@ -15,11 +15,13 @@
 pub(crate) mod capture;
 mod copy;
 pub(crate) mod diff;
+mod merge;
 pub(crate) mod records;
 pub(crate) mod stream;
 pub(crate) mod tree;
 
 pub(crate) use copy::copy;
+pub use merge::Below;
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File};
@@ -332,7 +334,7 @@ fn remove_tree(path: &Path) -> io::Result<()> {
 }
 
 fn failed(step: &str, path: &Path, source: io::Error) -> SandboxError {
-    SandboxError::step(step, path, source)
+    SandboxError::keeping(step, Some(path.to_owned()), source)
 }
 
 fn unknown(id: &LayerId) -> SandboxError {

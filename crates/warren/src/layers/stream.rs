@@ -387,3 +387,87 @@ fn descend(root: BorrowedFd<'_>, names: &[CString]) -> io::Result<OwnedFd> {
     }
     Ok(dir)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attributes() -> Attributes {
+        Attributes { mode: 0o755, owner: (0, 0), mtime: (0, 0), xattrs: Vec::new() }
+    }
+
+    fn with_xattr(name: &[u8]) -> Attributes {
+        Attributes { xattrs: vec![(name.to_vec(), b"y".to_vec())], ..attributes() }
+    }
+
+    fn file(name: &[u8], attributes: Attributes) -> Frame {
+        Frame::File { name: name.to_vec(), attributes, size: 0 }
+    }
+
+    fn link(path: &[&[u8]]) -> Frame {
+        let path = path.iter().map(|part| part.to_vec()).collect();
+        Frame::Link { name: b"z".to_vec(), path }
+    }
+
+    fn directory(name: &[u8]) -> Frame {
+        Frame::Directory { name: name.to_vec(), attributes: attributes(), opaque: false }
+    }
+
+    fn read_all(frames: Vec<Frame>) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        for frame in [Frame::Root(attributes())].into_iter().chain(frames).chain([Frame::End]) {
+            put(&mut bytes, &frame)?;
+        }
+        let outside = tempfile::tempdir().unwrap();
+        let inside = outside.path().join("layer");
+        std::fs::create_dir(&inside).unwrap();
+        let done = read(&mut &bytes[..], tree::open_root(&inside).unwrap().as_fd(), 1 << 20);
+        let there = std::fs::read_dir(outside.path()).unwrap().count();
+        assert_eq!(there, 1, "nothing got out");
+        done
+    }
+
+    #[test]
+    fn a_layer_of_an_attacker_is_refused_and_nothing_gets_out() {
+        let symlink = |target: &[u8]| Frame::Symlink {
+            name: b"out".to_vec(),
+            attributes: attributes(),
+            target: target.to_vec(),
+        };
+        read_all(vec![file(b"a", attributes()), link(&[b"a"])]).unwrap();
+        read_all(vec![symlink(b"/etc/passwd")]).unwrap();
+        let long = [b'x'; 256];
+        let plain = |name: &[u8]| vec![file(name, attributes())];
+        let strange = |owner, mode| vec![file(b"a", Attributes { owner, mode, ..attributes() })];
+        let deep = (0..=MAX_DEPTH).map(|_| directory(b"d"));
+        let bytes = || Frame::Bytes { at: 0, bytes: vec![1] };
+        for (what, frames) in [
+            ("up", plain(b"..")),
+            ("itself", plain(b".")),
+            ("a path", plain(b"../../etc/cron.d/x")),
+            ("an absolute path", plain(b"/etc/passwd")),
+            ("no name", plain(b"")),
+            ("a zero", plain(b"a\0b")),
+            ("too long", plain(&long)),
+            ("a directory above", vec![directory(b".."), file(b"x", attributes()), Frame::End]),
+            ("twice", vec![file(b"a", attributes()), file(b"a", attributes())]),
+            ("a directory over a link", vec![symlink(b".."), directory(b"out"), Frame::End]),
+            ("out of order", vec![file(b"b", attributes()), file(b"a", attributes())]),
+            ("a link up", vec![link(&[b"..", b"..", b"etc", b"passwd"])]),
+            ("a link to a path", vec![link(&[b"../../etc/passwd"])]),
+            ("a link through a link", vec![symlink(b"/etc"), link(&[b"out", b"passwd"])]),
+            ("a link to a directory", vec![directory(b"d"), Frame::End, link(&[b"d"])]),
+            ("a link to nothing", vec![link(&[])]),
+            ("a mark of overlayfs", vec![file(b"a", with_xattr(b"user.overlay.redirect"))]),
+            ("a capability", vec![file(b"a", with_xattr(b"security.capability"))]),
+            ("an owner of the host", strange((65_536, 0), 0o755)),
+            ("no such mode", strange((0, 0), 0o20_755)),
+            ("bytes of nobody", vec![bytes()]),
+            ("bytes beyond", vec![file(b"a", attributes()), bytes()]),
+            ("without end", deep.collect()),
+        ] {
+            let error = read_all(frames).expect_err(what);
+            assert!(!error.to_string().is_empty(), "{what}");
+        }
+    }
+}

@@ -54,7 +54,7 @@ struct ManifestLayer {
 }
 
 fn failed(step: &str, error: io::Error) -> SandboxError {
-    SandboxError::Step { step: step.to_owned(), path: None, source: error }
+    SandboxError::keeping(step, None, error)
 }
 
 fn refused(reason: impl Into<String>) -> SandboxError {

@@ -125,6 +125,12 @@ async fn a6_a_fork_is_whole_or_not_at_all_unless_fewer_will_do() {
     place.backend.fail(Step::Create, When::Nth(2));
     let partial = ForkOptions { partial: true, ..forks(3) };
     assert_eq!(manager.fork(&session, &partial).await.unwrap().len(), 2);
+    // Three live, and four may.
+    let most = ForkOptions { partial: true, ..forks(50) };
+    assert_eq!(manager.fork(&session, &forks(2)).await.unwrap_err().code(), "capacity");
+    assert_eq!(manager.fork(&session, &most).await.unwrap().len(), 1, "as many as there is room");
+    assert_eq!(manager.fork(&session, &most).await.unwrap_err().code(), "capacity");
+    assert_eq!((manager.stats().await.active_sandboxes, place.backend.counts().live), (4, 4));
     for bad in [0, 1_001] {
         assert_eq!(manager.fork(&session, &forks(bad)).await.unwrap_err().code(), "invalid_spec");
     }

@@ -66,3 +66,38 @@ async fn a_layer_that_is_not_there_is_an_error_that_names_it() {
     );
     assert!(place.path().join("storage/staging").read_dir().unwrap().next().is_none());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chain_longer_than_the_kernel_stacks_becomes_a_short_one() {
+    let place = Place::new();
+    let mut changes = Vec::new();
+    let mut held = Vec::new();
+    for number in 0..warren::MAX_LAYERS {
+        let staging = place.layers.begin().unwrap();
+        let tree = staging.path();
+        fs::create_dir(tree.join("workspace")).unwrap();
+        fs::set_permissions(tree.join("workspace"), fs::Permissions::from_mode(0o777)).unwrap();
+        fs::write(tree.join(format!("workspace/{number}")), number.to_string()).unwrap();
+        fs::write(tree.join("workspace/last"), number.to_string()).unwrap();
+        let (id, kept) = staging.commit().unwrap();
+        changes.push(id);
+        held.push(kept);
+    }
+    let mut base = Base { changes, ..Base::default() };
+    for round in 0..2 {
+        let sandbox = place.on(&base).await;
+        sh(&*sandbox, &format!("rm /workspace/{round}; echo {round} > /workspace/own{round}"))
+            .await;
+        let capture = sandbox.capture().await.unwrap();
+        assert!(capture.base.changes.len() <= 4, "{:?}", capture.base);
+        sandbox.destroy().await.unwrap();
+        base = capture.base;
+        held.push(capture.held);
+    }
+    let sandbox = place.on(&base).await;
+    let seen =
+        sh(&*sandbox, "cd /workspace; cat last 39 own0 own1; ls | wc -l; ls 0 1 2>&1 | wc -l")
+            .await;
+    assert_eq!(seen, "39390\n1\n41\n2\n");
+    sandbox.destroy().await.unwrap();
+}

@@ -1,5 +1,6 @@
 //! Random trees of every kind of file: what is saved is what comes back.
 
+use warren::layers::Below;
 use warren::{Base, Capture, Command, ExecContext, Sandbox};
 
 use super::{Place, sh};
@@ -77,6 +78,12 @@ mapped[0] = 66
             let (seen, capture) = (show_apart(&*fork).await, fork.capture().await.unwrap());
             child.rebase(&capture.base).await.unwrap();
             assert_same("the second of a fork", seed, &seen, &show_apart(&*child).await);
+            let several = &capture.base.changes;
+            assert!(several.len() > 1, "control: there is something to merge");
+            let (merged, _held) = place.layers.merge(several, Below::Something).unwrap();
+            let base = Base { changes: merged, ..capture.base.clone() };
+            child.rebase(&base).await.unwrap();
+            assert_same("all in one layer", seed, &seen, &show_apart(&*child).await);
             child.destroy().await.unwrap();
         }
         fork.destroy().await.unwrap();

@@ -25,7 +25,7 @@ use super::{limits, plan};
 use crate::layers::capture::{self, Captured, Failure, Node, Previous, Source};
 use crate::layers::diff::{self, Stack, Tree};
 use crate::layers::tree::{self, Ids};
-use crate::layers::{Held, Layers, Staging};
+use crate::layers::{Below, Held, Layers, Staging};
 use crate::snapshot::Snapshots;
 use crate::{
     Base, Capture, DiffEntry, DiffOptions, LayerId, MAX_LAYERS, Result, SandboxError,
@@ -126,7 +126,14 @@ impl LinuxSandbox {
                 tracked.layers.push(id);
             }
             held.join(layers.hold(base.all())?);
-            let changes = base.changes.iter().chain(&tracked.layers).cloned().collect();
+            let mut changes = base.changes.clone();
+            if base.layers.len() + changes.len() + tracked.layers.len() > MAX_LAYERS {
+                // The kernel stacks no more: what was written before becomes one layer, for those that come.
+                let (merged, kept) = layers.merge(&changes, Below::Something)?;
+                held.join(kept);
+                changes = merged;
+            }
+            changes.extend(tracked.layers.iter().cloned());
             let base = Base { changes, ..base };
             Ok((Capture { base, new_bytes, paused, held }, tracked))
         };
@@ -180,11 +187,12 @@ impl LinuxSandbox {
     /// Has init hand out the filesystem of what is written. It may be an attacker who answers.
     async fn scratch(&self, instance: &Instance) -> Result<OwnedFd> {
         let answer = instance.ask_for(&Request::Scratch).await;
-        let answer = answer.map_err(|error| self.explain(lost("reach init", error)))?;
+        let answer = match answer {
+            // Whoever does not answer may be about to end.
+            Ok(None) | Err(_) if instance.ends_soon().await => return Err(self.ended()),
+            other => other.map_err(|error| lost("reach init", error))?,
+        };
         let Some((Done(0), fds)) = answer else {
-            if self.has_ended() {
-                return Err(self.ended());
-            }
             return Err(SandboxError::Unsupported {
                 feature: "snapshots of a sandbox this old".to_owned(),
                 backend: super::NAME.to_owned(),
@@ -206,11 +214,12 @@ impl LinuxSandbox {
             return Ok(Pause { instance: Arc::clone(instance), since, ours: false });
         }
         let pause = Pause { instance: Arc::clone(instance), since, ours: true };
-        let answer = instance.ask_for(&Request::Suspend).await;
-        match answer.map_err(|error| self.explain(lost("stop the sandbox", error)))? {
-            Some((Done(0), _)) => Ok(pause),
-            Some((Done(errno), _)) => Err(lost("stop", io::Error::from_raw_os_error(errno))),
-            None => Err(self.ended()),
+        match instance.ask_for(&Request::Suspend).await {
+            Ok(Some((Done(0), _))) => Ok(pause),
+            Ok(Some((Done(errno), _))) => Err(lost("stop", io::Error::from_raw_os_error(errno))),
+            Ok(None) => Err(self.ended()),
+            Err(_) if instance.ends_soon().await => Err(self.ended()),
+            Err(error) => Err(lost("stop the sandbox", error)),
         }
     }
 
@@ -307,7 +316,9 @@ fn copy(
 ) -> Result<Copied> {
     let failed = |error: io::Error| lost("open what the sandbox wrote", error);
     let sources = sources(scratch, base, overlays).map_err(failed)?;
-    let room = MAX_LAYERS.saturating_sub(base.layers.len() + base.changes.len()).min(MAX_CHAIN);
+    // All that was written before can be two layers.
+    let before = base.layers.len() + base.changes.len().min(2);
+    let room = MAX_LAYERS.saturating_sub(before).min(MAX_CHAIN);
     if room == 0 {
         return Err(SandboxError::Conflict {
             action: "take a snapshot".to_owned(),
@@ -383,7 +394,7 @@ fn stack(
 
 fn cannot_copy(path: Vec<u8>, error: io::Error) -> SandboxError {
     let path = PathBuf::from("/").join(std::ffi::OsString::from_vec(path));
-    SandboxError::step("save", path, error)
+    SandboxError::keeping("save", Some(path), error)
 }
 
 /// Opens the trees of what a sandbox writes to.
