@@ -9,7 +9,9 @@ use axum::http::request::Parts;
 use warren::{SandboxError, SandboxManager, SandboxSession};
 
 use super::sandboxes::{self, ListQuery};
-use super::wire::{AcquiredView, AttachBody, ListParams, Page, ReleaseBody, SessionView};
+use super::wire::{
+    AcquiredView, AttachBody, ListParams, Page, ReleaseBody, SessionView, SuspendBody,
+};
 use crate::Api;
 use crate::error::{ApiError, ErrorBody};
 use crate::extract::{Body, Id, Parameters};
@@ -127,14 +129,25 @@ pub(crate) async fn detach(named: Named) -> Result<Json<SessionView>, ApiError> 
     path = "/v1/sessions/{id}/suspend",
     tag = "sessions",
     params(("id" = String, Path, description = "The session.")),
+    request_body = SuspendBody,
     responses(
         (status = 200, body = SessionView),
         (status = 404, body = ErrorBody),
-        (status = 409, description = "Another session is active.", body = ErrorBody),
+        (status = 409, description = "Another session is active, or there is no room on disk.", body = ErrorBody),
+        (status = 422, description = "This host has no swap.", body = ErrorBody),
     )
 )]
-pub(crate) async fn suspend(named: Named) -> Result<Json<SessionView>, ApiError> {
-    change(named, async |manager, session| manager.suspend(&session).await).await
+pub(crate) async fn suspend(
+    named: Named,
+    body: Body<SuspendBody>,
+) -> Result<Json<SessionView>, ApiError> {
+    let to_disk = body.value.to_disk;
+    let suspend =
+        async move |manager: Arc<dyn SandboxManager>, session: SandboxSession| match to_disk {
+            true => manager.suspend_to_disk(&session).await,
+            false => manager.suspend(&session).await,
+        };
+    change(named, suspend).await
 }
 
 /// Lets the processes of a session's sandbox continue.

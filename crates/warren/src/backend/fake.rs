@@ -1085,6 +1085,10 @@ impl Sandbox for FakeSandbox {
         self.instance.turn(State::Suspended)
     }
 
+    async fn suspend_to_disk(&self) -> Result<(), SandboxError> {
+        self.suspend().await
+    }
+
     async fn resume(&self) -> Result<(), SandboxError> {
         self.instance.check_alive()?;
         self.backend.pass(Step::Resume).await?;

@@ -101,6 +101,17 @@ pub trait SandboxManager: Send + Sync {
     /// Ends a session, and with the last one its sandbox.
     async fn terminate(&self, session: &SandboxSession) -> Result<(), SandboxError>;
 
+    /// As [`suspend`](Self::suspend), with what the sandbox has in memory on disk. Where that cannot be it is an error, and the
+    /// session is as it was.
+    async fn suspend_to_disk(&self, session: &SandboxSession) -> Result<(), SandboxError> {
+        let _ = session;
+        Err(SandboxError::Unsupported {
+            feature: "suspending to disk".to_owned(),
+            backend: "only".to_owned(),
+            hint: "suspend the session in memory".to_owned(),
+        })
+    }
+
     /// Saves the session's sandbox, which stands still for a moment.
     async fn snapshot(
         &self,

@@ -43,6 +43,19 @@ pub trait Sandbox: Send + Sync {
     /// Stops every process at once. Doing so twice is no error.
     async fn suspend(&self) -> Result<(), SandboxError>;
 
+    /// As [`suspend`](Self::suspend), and frees the memory that the sandbox holds: it is on disk until it is needed again. One that is
+    /// suspended already is taken further.
+    ///
+    /// Where that cannot be it is an error, and the sandbox is as it was.
+    async fn suspend_to_disk(&self) -> Result<(), SandboxError> {
+        Err(SandboxError::Unsupported {
+            feature: "suspending to disk".to_owned(),
+            backend: self.capabilities().backend.clone(),
+            hint: "suspend it in memory, or choose a backend that has it, `linux` for one"
+                .to_owned(),
+        })
+    }
+
     /// Lets every process continue where it was. Doing so twice is no error.
     async fn resume(&self) -> Result<(), SandboxError>;
 

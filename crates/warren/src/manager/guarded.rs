@@ -288,6 +288,11 @@ impl Sandbox for Guarded {
         self.inner.move_session(&session, Wanted::Suspend).await.map(drop)
     }
 
+    async fn suspend_to_disk(&self) -> Result<(), SandboxError> {
+        let session = self.session()?;
+        self.inner.move_session(&session, Wanted::SuspendToDisk).await.map(drop)
+    }
+
     async fn resume(&self) -> Result<(), SandboxError> {
         let session = self.session()?;
         self.inner.move_session(&session, Wanted::Resume).await.map(drop)

@@ -28,6 +28,8 @@ use crate::{
 pub(super) const MAILBOX: usize = 256;
 /// How long a sandbox may take to stop or to go on.
 const TURN_TIME: Duration = Duration::from_secs(30);
+/// How long its memory may take to get to disk.
+const DISK_TIME: Duration = Duration::from_secs(300);
 /// How long its destruction may take before it is tried anew.
 const END_TIME: Duration = Duration::from_secs(60);
 /// How long it may take to tell whether it is alive.
@@ -75,6 +77,7 @@ pub(super) enum Wanted {
     Detach,
     Keep,
     Suspend,
+    SuspendToDisk,
     Resume,
     End,
 }
@@ -84,7 +87,7 @@ impl Wanted {
         match self {
             Self::Detach => "detach",
             Self::Keep => "keep alive",
-            Self::Suspend => "suspend",
+            Self::Suspend | Self::SuspendToDisk => "suspend",
             Self::Resume => "resume",
             Self::End => "end",
         }
@@ -505,7 +508,7 @@ impl Keeper {
         };
         moved.retain(|held| held.shown.session_id != chosen.shown.session_id);
         moved.push(chosen.clone());
-        self.transition(moved, wakes.then_some(Life::Running)).await?;
+        self.transition(moved, wakes.then_some((Life::Running, Wanted::Resume))).await?;
         Ok(joined(chosen, handle, mailbox, undo))
     }
 
@@ -526,7 +529,7 @@ impl Keeper {
             };
             let asked = match wanted {
                 Wanted::Detach | Wanted::Keep => Move::Detach,
-                Wanted::Suspend => Move::Suspend,
+                Wanted::Suspend | Wanted::SuspendToDisk => Move::Suspend,
                 Wanted::Resume => Move::Activate,
                 Wanted::End => Move::Terminate,
             };
@@ -539,6 +542,7 @@ impl Keeper {
             let life = registry.sandboxes.get(&self.id).map(|entry| entry.life);
             match next {
                 Next::Stay if wanted == Wanted::Keep && !held.kept => (vec![held.kept()], None),
+                Next::Stay if wanted == Wanted::SuspendToDisk => (vec![held.clone()], None),
                 Next::Stay => return Ok(held.shown.clone()),
                 Next::Move(SessionState::Suspended) => {
                     let active = |other: &&Held| {
@@ -564,12 +568,21 @@ impl Keeper {
         };
         // The session that was asked for is the last, or the only one.
         let shown = moved.last().map(|held| held.shown.clone());
-        self.transition(moved, life).await?;
+        if wanted == Wanted::SuspendToDisk && life.is_none() {
+            // It stands still already.
+            self.page_out().await?;
+        }
+        self.transition(moved, life.map(|life| (life, wanted))).await?;
         shown.ok_or_else(|| self.lost())
     }
 
     /// Writes what sessions and sandbox become, makes the kernel follow, then lets it be seen.
-    async fn transition(&mut self, sessions: Vec<Held>, life: Option<Life>) -> Result<()> {
+    async fn transition(
+        &mut self,
+        sessions: Vec<Held>,
+        turn: Option<(Life, Wanted)>,
+    ) -> Result<()> {
+        let life = turn.map(|(life, _)| life);
         let phase = match life {
             Some(Life::Suspended) => Phase::Suspended,
             Some(Life::Running | Life::Creating | Life::Ending) | None => Phase::Running,
@@ -581,13 +594,17 @@ impl Keeper {
             self.rewrite(&sessions);
             return Err(error);
         }
-        if let Some(life) = life {
+        if let Some((life, wanted)) = turn {
             let handle = self.handle()?;
             let turned = match life {
                 Life::Suspended => {
                     // First of all: no command may begin in a sandbox that is about to stop.
                     self.update(|entry| entry.life = Life::Suspended);
-                    bounded("suspending the sandbox", TURN_TIME, handle.suspend()).await
+                    if wanted == Wanted::SuspendToDisk {
+                        self.page_out().await
+                    } else {
+                        bounded("suspending the sandbox", TURN_TIME, handle.suspend()).await
+                    }
                 }
                 Life::Running | Life::Creating | Life::Ending => {
                     bounded("resuming the sandbox", TURN_TIME, handle.resume()).await
@@ -636,6 +653,13 @@ impl Keeper {
             }
         }
         self.inner.owe(never_were.into_iter());
+    }
+
+    /// Has the sandbox stand still, with its memory on disk.
+    async fn page_out(&self) -> Result<()> {
+        let handle = self.handle()?;
+        let paged = bounded("suspending the sandbox to disk", DISK_TIME, handle.suspend_to_disk());
+        paged.await
     }
 
     async fn capture(&mut self) -> Result<Capture> {

@@ -936,6 +936,10 @@ impl SandboxManager for DefaultSandboxManager {
         self.inner.move_session(session, Wanted::Suspend).await.map(drop)
     }
 
+    async fn suspend_to_disk(&self, session: &SandboxSession) -> Result<(), SandboxError> {
+        self.inner.move_session(session, Wanted::SuspendToDisk).await.map(drop)
+    }
+
     async fn resume(&self, session: &SandboxSession) -> Result<SandboxSession, SandboxError> {
         self.inner.move_session(session, Wanted::Resume).await
     }

@@ -9,8 +9,9 @@ use super::host::{Controller, Privilege};
 use super::{LinuxBackend, NAME, limits};
 use crate::profile;
 use crate::{
-    BackendCapabilities, Bound, Command, CreateOptions, ExecCause, ExecContext, Finding, Limit,
-    ResourceLimits, Sandbox, SandboxId, SandboxSpec,
+    BackendCapabilities, Bound, Command, CreateOptions, ExecCause, ExecContext, ExecInput,
+    ExecOptions, Finding, Limit, LogWait, ResourceLimits, Result, Sandbox, SandboxError, SandboxId,
+    SandboxSpec,
 };
 
 /// Everything that was tried on this host.
@@ -37,7 +38,7 @@ impl HostReport {
     }
 
     /// Says the same in the terms of the contract.
-    pub(crate) fn capabilities(&self, persistent: bool) -> BackendCapabilities {
+    pub(crate) fn capabilities(&self, persistent: bool, snapshots: bool) -> BackendCapabilities {
         let all = |layers: &[&str]| layers.iter().all(|layer| self.holds(layer));
         let profiles = if self.is_usable() { profile::profile_names() } else { Vec::new() };
         BackendCapabilities {
@@ -48,7 +49,7 @@ impl HostReport {
             resource_limits: all(&["memory", "processes limit", "cpu", "quota"]),
             syscall_filtering: all(&["seccomp"]),
             persistent_sandboxes: persistent,
-            snapshots: false,
+            snapshots,
             max_concurrent_sandboxes: None,
             available_profiles: profiles.into_iter().map(str::to_owned).collect(),
             platform_features: self
@@ -127,6 +128,9 @@ pub(crate) async fn examine(backend: &LinuxBackend) -> HostReport {
     let landlock = enforcement.layers.iter().find(|layer| layer.name == "landlock");
     let detail = landlock.map_or_else(String::new, |layer| layer.detail.clone());
     report.note("landlock", landlock.is_some(), detail, "boot with lsm=landlock,...");
+    // Before the limits, which leave things behind that run for a while.
+    let (held, detail, fix) = try_disk(&sandbox).await;
+    report.note("suspend to disk", held, detail, &fix);
     try_limits(backend, &sandbox, &mut report).await;
     let pattern = std::fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap_or_default();
     let hard = rustix::process::getrlimit(rustix::process::Resource::Core).maximum;
@@ -196,6 +200,37 @@ async fn try_limits(
         shell(fork).await.is_ok_and(|report| report.cause != ExecCause::Exited { code: 0 });
     let held = bounded && exact(Limit::Processes);
     report.note("processes limit", held, detail(Limit::Processes), DELEGATE);
+}
+
+/// Has something in the sandbox hold memory, and asks the kernel whether that was freed; and whether it was whole again.
+async fn try_disk(sandbox: &super::LinuxSandbox) -> (bool, String, String) {
+    const HELD: u64 = 8 << 20;
+    const SCRIPT: &str =
+        "x=$(head -c 8388608 /dev/zero | tr '\\0' x); echo ready; read line; echo ${#x}";
+    let told = |error: SandboxError| {
+        let hint = error.hint().unwrap_or_default().to_owned();
+        (false, error.to_string(), hint)
+    };
+    let command = Command::new("/bin/sh").args(["-c", SCRIPT]);
+    let options = ExecOptions { input: ExecInput::Open, ..ExecOptions::default() };
+    let tried = async {
+        let exec = sandbox.start_exec(&command, &ExecContext::default(), &options).await?;
+        let ready = exec.read(0, 1 << 10, LogWait::More).await?;
+        let paged = sandbox.page_out().await?;
+        sandbox.resume().await?;
+        exec.write_input(None, b"\n", true).await?;
+        exec.wait().await?;
+        let text = exec.read(ready.next, 1 << 10, LogWait::More).await?;
+        let text: Vec<u8> = text.pieces.into_iter().flat_map(|piece| piece.bytes).collect();
+        Result::Ok((paged.bytes, text.starts_with(b"8388608")))
+    };
+    match tried.await {
+        Err(error) => told(error),
+        Ok((bytes, whole)) => {
+            let detail = format!("{bytes} bytes went to swap, and came back");
+            (bytes >= HELD && whole, detail, "please report this as a bug".to_owned())
+        }
+    }
 }
 
 /// Gives the sandbox a fiftieth of a CPU and something to compute, and asks the kernel whether it
