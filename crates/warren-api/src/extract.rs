@@ -121,6 +121,18 @@ impl<S: Send + Sync> FromRequestParts<S> for Parameters {
 }
 
 impl Parameters {
+    /// Takes a parameter that is true or false, and false if it is not given.
+    pub(crate) fn flag(&mut self, name: &str) -> Result<bool, ApiError> {
+        match self.one(name)?.as_deref() {
+            None | Some("false") => Ok(false),
+            Some("true") => Ok(true),
+            Some(_) => Err(ApiError::invalid_query(
+                format!("`{name}` is neither true nor false"),
+                format!("write {name}=true"),
+            )),
+        }
+    }
+
     /// Takes every value of a parameter.
     pub(crate) fn all(&mut self, name: &str) -> Vec<String> {
         self.0.extract_if(.., |(key, _)| key == name).map(|(_, value)| value).collect()

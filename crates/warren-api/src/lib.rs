@@ -44,7 +44,7 @@ pub use error::{ApiError, ErrorBody, ErrorView};
 pub use events::{EventKind, EventView};
 pub use extract::MAX_BODY;
 pub use idempotency::KEY_HEADER;
-pub use principal::{CLIENT_HEADER, Peer};
+pub use principal::{CLIENT_HEADER, Peer, tenant_of};
 
 use audit::{Audit, Entry, Exec};
 use catalog::Catalog;

@@ -95,6 +95,11 @@ impl<S: Sync> FromRequestParts<S> for Principal {
     }
 }
 
+/// Returns the tenant that a user of this host is.
+pub fn tenant_of(uid: u32) -> String {
+    format!("uid:{uid}")
+}
+
 /// Finds out who asks, or refuses.
 pub(crate) async fn authenticate(
     State(api): State<Api>,
@@ -107,7 +112,7 @@ pub(crate) async fn authenticate(
     let mut key_id = None;
     let mut principal = match peer {
         Some(Peer::Unix { uid }) => Principal {
-            tenant: format!("uid:{uid}").into(),
+            tenant: tenant_of(uid).into(),
             client,
             operator: uid == 0 || uid == rustix::process::geteuid().as_raw(),
             quotas: api.options().quotas,

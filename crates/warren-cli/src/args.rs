@@ -106,7 +106,7 @@ pub(crate) enum Action {
     /// Leave a sandbox; its processes go on.
     Detach(TargetArgs),
     /// Stop every process of a sandbox.
-    Suspend(TargetArgs),
+    Suspend(SuspendArgs),
     /// Let the processes of a sandbox continue.
     Resume(TargetArgs),
     /// Save sandboxes, and look after what was saved.
@@ -217,6 +217,9 @@ pub(crate) struct SpecArgs {
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) spec: SpecArgs,
+    /// Template of the caller's to stand on: NAME, NAME:TAG or an id. What it starts in sandboxes of a daemon is not started.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) template: Option<String>,
     /// CPUs to use at most, as in 1.5.
     #[arg(long, value_name = "NUMBER", value_parser = units::cpus, help_heading = "Limits")]
     pub(crate) cpus: Option<Cap<u32>>,
@@ -518,6 +521,17 @@ pub(crate) struct TargetArgs {
     pub(crate) client: ClientArgs,
     /// Name or id of the sandbox or its session, or the beginning of one.
     pub(crate) sandbox: String,
+}
+
+/// What to stop.
+#[derive(Debug, Args)]
+pub(crate) struct SuspendArgs {
+    #[command(flatten)]
+    pub(crate) target: TargetArgs,
+    /// Free the memory that it holds as well: it is in the host's swap until it is needed again. An error on a
+    /// host without swap (`warren doctor` tries it), and then nothing is stopped.
+    #[arg(long)]
+    pub(crate) to_disk: bool,
 }
 
 /// What to run in a shell.

@@ -13,7 +13,8 @@ use warren_api::rest::wire::{
 use warren_api::{EventView, KEY_HEADER};
 
 use crate::args::{
-    AttachArgs, ClientArgs, CreateArgs, DefaultArgs, EventsArgs, KillArgs, LsArgs, TargetArgs,
+    AttachArgs, ClientArgs, CreateArgs, DefaultArgs, EventsArgs, KillArgs, LsArgs, SuspendArgs,
+    TargetArgs,
 };
 use crate::client::Client;
 use crate::failure::Failure;
@@ -279,6 +280,21 @@ fn flatten(prefix: &str, value: &Value, rows: &mut Vec<Vec<String>>) {
 pub(crate) fn exec_whole(
     client: &Client,
     sandbox: Option<&str>,
+    body: ExecBody,
+    with_stdin: bool,
+    json: bool,
+) -> Result<u8, Failure> {
+    let path = match sandbox {
+        Some(target) => format!("/v1/sandboxes/{}/exec", find(client, target)?.id),
+        None => "/v1/default/exec".to_owned(),
+    };
+    exec_at(client, &path, body, with_stdin, json)
+}
+
+/// Runs a command at a place of the API, and shows what it gave.
+pub(crate) fn exec_at(
+    client: &Client,
+    path: &str,
     mut body: ExecBody,
     with_stdin: bool,
     json: bool,
@@ -286,11 +302,7 @@ pub(crate) fn exec_whole(
     if with_stdin {
         body.set_stdin(stdin()?);
     }
-    let path = match sandbox {
-        Some(target) => format!("/v1/sandboxes/{}/exec", find(client, target)?.id),
-        None => "/v1/default/exec".to_owned(),
-    };
-    let ran: Value = client.send(Method::POST, &path, &body, &[])?;
+    let ran: Value = client.send(Method::POST, path, &body, &[])?;
     let shown: ExecView = read(ran.clone())?;
     let code = u8::try_from(shown.exit_code & 0xff).unwrap_or(125);
     if json {
@@ -350,12 +362,21 @@ pub(crate) fn attach(args: &AttachArgs) -> Result<u8, Failure> {
     printed(output::print(format!("{}\n", joined.session.id).as_bytes()))
 }
 
-/// `warren detach`, `warren suspend` and `warren resume`.
+/// `warren suspend`.
+pub(crate) fn suspend(args: &SuspendArgs) -> Result<u8, Failure> {
+    change_to(&args.target, "suspend", &serde_json::json!({ "to_disk": args.to_disk }))
+}
+
+/// `warren detach` and `warren resume`.
 pub(crate) fn change(args: &TargetArgs, verb: &str) -> Result<u8, Failure> {
+    change_to(args, verb, &serde_json::json!({}))
+}
+
+fn change_to(args: &TargetArgs, verb: &str, body: &Value) -> Result<u8, Failure> {
     let client = Client::new(&args.client)?;
     let id = find_session(&client, &args.sandbox)?.id;
     let path = format!("/v1/sessions/{id}/{verb}");
-    let changed: Value = client.send(Method::POST, &path, &serde_json::json!({}), &[])?;
+    let changed: Value = client.send(Method::POST, &path, body, &[])?;
     if args.client.json {
         return show_object(&changed);
     }

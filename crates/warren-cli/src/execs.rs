@@ -72,8 +72,8 @@ pub(crate) struct ExecArgs {
     /// Go on when it has written all that it may, and forget the oldest.
     #[arg(long)]
     forget: bool,
-    /// Save the sandbox before, for `warren undo`, and say on stderr what the command changed.
-    #[arg(long, conflicts_with_all = ["json", "detach", "tty"])]
+    /// Save the sandbox before, for `warren undo`, and say on stderr what the command changed; with --json in the answer.
+    #[arg(long, conflicts_with_all = ["detach", "tty"])]
     savepoint: bool,
     /// Name or id of the sandbox, or the beginning of one; the default sandbox if absent.
     sandbox: Option<String>,
@@ -263,6 +263,12 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<u8, Failure> {
     let client = Client::new(&args.client)?;
     if args.savepoint {
         let sandbox = sandbox(&client, args.sandbox.as_deref())?;
+        if args.client.json && !(args.detach || args.id.is_some() || args.tty) {
+            // One object tells all of it.
+            let body = body_of(args)?;
+            let path = format!("/v1/sandboxes/{sandbox}/exec?savepoint=true");
+            return crate::commands::exec_at(&client, &path, body, args.stdin, true);
+        }
         let saved = snapshots::savepoint(&client, &sandbox)?;
         let code = run(args, &client)?;
         let changed = snapshots::changes(&client, &sandbox, &format!("since={saved}"))?;

@@ -61,7 +61,7 @@ fn main() -> ExitCode {
         Action::Sh(args) => (args.client.json, sh::run(&args)),
         Action::Attach(args) => (args.client.json, commands::attach(&args)),
         Action::Detach(args) => (args.client.json, commands::change(&args, "detach")),
-        Action::Suspend(args) => (args.client.json, commands::change(&args, "suspend")),
+        Action::Suspend(args) => (args.target.client.json, commands::suspend(&args)),
         Action::Resume(args) => (args.client.json, commands::change(&args, "resume")),
         Action::Snapshot(action) => (action.is_json(), snapshots::snapshot(&action)),
         Action::Fork(args) => (args.client.json, snapshots::fork(&args)),

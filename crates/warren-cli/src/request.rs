@@ -3,7 +3,10 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use warren::{BindMount, Command, CreateOptions, Guarantee, Limit, ResourceLimits, SandboxSpec};
+use warren::template::Template;
+use warren::{
+    BindMount, Command, CreateOptions, Guarantee, HostTools, Limit, ResourceLimits, SandboxSpec,
+};
 
 use crate::args::RunArgs;
 use crate::failure::Failure;
@@ -22,9 +25,14 @@ pub(crate) struct Request {
 
 impl Request {
     /// Decides; what makes no sense is refused before anything is made.
-    pub(crate) fn new(args: &RunArgs, caller: &Caller) -> Result<Self, Failure> {
+    pub(crate) fn new(
+        args: &RunArgs,
+        template: Option<&Template>,
+        caller: &Caller,
+    ) -> Result<Self, Failure> {
         let mut options = CreateOptions {
             accept_missing: args.accept_missing.iter().copied().collect(),
+            base: template.map(|template| template.base.clone()).unwrap_or_default(),
             ..CreateOptions::default()
         };
         let limits = limits(args, &mut options);
@@ -51,6 +59,9 @@ impl Request {
         if let Some(workdir) = &args.spec.workdir {
             spec.workdir.clone_from(workdir);
         }
+        if let Some(template) = template {
+            template.defaults.apply(&mut spec);
+        }
         spec.validate()?;
         options.validate()?;
         let (program, arguments) = match args.command.split_first() {
@@ -59,7 +70,11 @@ impl Request {
         };
         let mut command = Command::new(program).args(arguments);
         command.validate()?;
-        let notes = program::provide(&mut command, &mut spec, caller)?;
+        let notes = match options.base.host_tools {
+            HostTools::Shown => program::provide(&mut command, &mut spec, caller)?,
+            // It has programs of its own.
+            HostTools::Hidden => Vec::new(),
+        };
         Ok(Self { spec, options, command, notes })
     }
 }

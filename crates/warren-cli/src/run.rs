@@ -3,19 +3,23 @@
 use std::cell::RefCell;
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::stdio::{stderr, stdin, stdout};
 use tokio::io::Interest;
 use warren::backend::linux::{Ending, Execution, LinuxSandbox, Stdio};
 use warren::backend::{LandlockBackend, LinuxBackend};
+use warren::layers::{Held, Layers};
+use warren::template::{Template, Templates};
 use warren::{
     ExecCause, ExecContext, IsolationBackend as _, Limit, ResourceLimits, ResourceUsage,
     Sandbox as _, SandboxError,
 };
 
-use crate::args::RunArgs;
+use crate::args::{RunArgs, SettingArgs};
 use crate::backends;
+use crate::config::{Config, Surroundings};
 use crate::failure::Failure;
 use crate::output::{self, Output, RunReport, say};
 use crate::program::{self, Caller};
@@ -32,9 +36,13 @@ const INSISTENCE: Duration = Duration::from_secs(2);
 pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
     let asked = backends::requirements(args.spec.isolation, &args.spec.require);
     // This process has one thread, and makes one sandbox.
-    let backend = match backends::pick(&asked)? {
-        "landlock" => Maker::Landlock(LandlockBackend::without_launcher()?),
-        _ => Maker::Linux(LinuxBackend::without_launcher()?),
+    let (backend, ground) = match (&args.template, backends::pick(&asked)?) {
+        (Some(name), _) => {
+            let (backend, template, held) = find_template(name)?;
+            (Maker::Linux(backend), Some((template, held)))
+        }
+        (None, "landlock") => (Maker::Landlock(LandlockBackend::without_launcher()?), None),
+        (None, _) => (Maker::Linux(LinuxBackend::without_launcher()?), None),
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -42,7 +50,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
         .map_err(|error| Failure::system("cannot start", &error))?;
     runtime.block_on(async {
         let caller = Caller::new();
-        let request = Request::new(args, &caller)?;
+        let template = ground.as_ref().map(|(template, _)| template);
+        let request = Request::new(args, template, &caller)?;
         if args.tty {
             terminal::require()?;
         }
@@ -125,6 +134,17 @@ impl Maker {
             }
         }
     }
+}
+
+/// Finds a template of the caller where its daemon keeps them, which need not run; it stays while what is returned lives.
+fn find_template(name: &str) -> Result<(LinuxBackend, Template, Held), Failure> {
+    let config = Config::load(&SettingArgs::default(), &Surroundings::of_process())?;
+    let layers = Layers::open(config.state_dir.join("storage"))?;
+    let backend = LinuxBackend::without_launcher_on(layers.clone())?;
+    let templates = Templates::new(layers, Arc::new(backend.clone()), config.registries);
+    let owner = warren_api::tenant_of(rustix::process::geteuid().as_raw());
+    let (template, held) = templates.hold(&owner, name)?;
+    Ok((backend, template, held))
 }
 
 /// What a command gave.

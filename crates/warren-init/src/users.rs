@@ -9,7 +9,7 @@ use std::io::{self, Read as _};
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use crate::plan::INIT_ID;
+use crate::plan::{INIT_ID, RANGE};
 
 const PASSWD: &str = "/etc/passwd";
 const GROUP: &str = "/etc/group";
@@ -41,7 +41,7 @@ pub(crate) struct Names {
 }
 
 impl User {
-    /// Finds a user by its name. Init's own ids are nobody's, whoever was given them.
+    /// Finds a user by its name, or by its number. Init's own ids are nobody's, whoever was given them.
     pub(crate) fn find(name: &[u8]) -> io::Result<Option<Self>> {
         let found = find_in(&read(PASSWD)?, &read(GROUP)?, name);
         Ok(found.filter(|user| user.uid != INIT_ID && !user.groups.contains(&INIT_ID)))
@@ -127,11 +127,17 @@ fn lines(table: &[u8]) -> impl Iterator<Item = Vec<&[u8]>> {
 }
 
 fn number(field: &[u8]) -> Option<u32> {
-    str::from_utf8(field).ok()?.parse().ok()
+    let digits = field.iter().all(u8::is_ascii_digit);
+    str::from_utf8(field).ok().filter(|_| digits)?.parse().ok()
 }
 
-fn find_in(passwd: &[u8], groups: &[u8], name: &[u8]) -> Option<User> {
-    let found = lines(passwd).find(|fields| fields[0] == name)?;
+fn find_in(passwd: &[u8], groups: &[u8], called: &[u8]) -> Option<User> {
+    let by_name = lines(passwd).find(|fields| fields[0] == called);
+    let found = match by_name.or_else(|| by_number(passwd, number(called)?)) {
+        Some(found) => found,
+        None => return nameless(number(called)?),
+    };
+    let name = found[0];
     let (uid, gid) = (number(found.get(2)?)?, number(found.get(3)?)?);
     let home = found.get(5).copied().unwrap_or_default();
     let fine = home.starts_with(b"/") && home.len() <= MAX_HOME && !home.contains(&0);
@@ -145,6 +151,17 @@ fn find_in(passwd: &[u8], groups: &[u8], name: &[u8]) -> Option<User> {
     let home = if fine { home.to_vec() } else { b"/".to_vec() };
     let shell = found.get(6).copied().unwrap_or_default().to_vec();
     Some(User { name: name.to_vec(), uid, gid, groups: all, home, shell })
+}
+
+fn by_number(passwd: &[u8], uid: u32) -> Option<Vec<&[u8]>> {
+    lines(passwd).find(|fields| fields.get(2).and_then(|field| number(field)) == Some(uid))
+}
+
+/// Returns one that no table knows, in the group of root as engines of containers have it.
+fn nameless(uid: u32) -> Option<User> {
+    let name = uid.to_string().into_bytes();
+    let (home, shell) = (b"/".to_vec(), b"/bin/sh".to_vec());
+    (uid < RANGE).then(|| User { name, uid, gid: 0, groups: vec![0], home, shell })
 }
 
 #[cfg(test)]
@@ -161,7 +178,10 @@ mod tests {
         assert_eq!((user.uid, user.gid, &user.groups[..]), (1000, 1001, &[1001, 27][..]));
         assert_eq!(user.home, b"/home/user");
         assert_eq!(find_in(PASSWD, GROUP, b"odd").unwrap().home, b"/", "a home is absolute");
-        for nobody in [&b""[..], b"bad", b"short", b"use", b"user:x"] {
+        assert_eq!(find_in(PASSWD, GROUP, b"1000"), Some(user), "by its number");
+        let unknown = find_in(PASSWD, GROUP, b"4242").unwrap();
+        assert_eq!((unknown.uid, unknown.gid, &unknown.home[..]), (4242, 0, &b"/"[..]));
+        for nobody in [&b""[..], b"bad", b"short", b"use", b"user:x", b"65536", b"-1", b"+5"] {
             assert_eq!(find_in(PASSWD, GROUP, nobody), None);
         }
     }

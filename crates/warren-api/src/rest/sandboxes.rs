@@ -8,17 +8,19 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use tokio::sync::oneshot;
+use utoipa::IntoParams;
 use uuid::Uuid;
 use warren::layers::Held;
 use warren::template::Defaults;
 use warren::{
-    AcquireOptions, AttachRequest, Base, ExecContext, Sandbox, SandboxError, SandboxId,
-    SandboxSession, SandboxSpec,
+    AcquireOptions, AttachRequest, Base, DiffOptions, ExecContext, Sandbox, SandboxError,
+    SandboxId, SandboxSession, SandboxSpec,
 };
 
+use super::snapshots;
 use super::wire::{
     AcquiredView, AttachBody, CreateSandboxBody, ExecBody, ExecView, ListParams, Page,
-    SandboxDetailView, SandboxView, SessionView, StateView,
+    SandboxDetailView, SandboxView, SavepointView, SessionView, StateView,
 };
 use crate::audit::Exec;
 use crate::error::{ApiError, ErrorBody};
@@ -304,12 +306,21 @@ pub(crate) async fn destroy(
     .await
 }
 
+/// How to run a command.
+#[derive(Debug, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[expect(dead_code, reason = "describes the query, which is read by hand to name what is wrong")]
+pub(crate) struct RunParams {
+    /// Whether to make a savepoint first, and to tell what changed since: `true` or `false`.
+    savepoint: Option<bool>,
+}
+
 /// Runs a command to its end. Hanging up ends the command.
 #[utoipa::path(
     post,
     path = "/v1/sandboxes/{id}/exec",
     tag = "sandboxes",
-    params(("id" = String, Path, description = "The sandbox.")),
+    params(("id" = String, Path, description = "The sandbox."), RunParams),
     request_body = ExecBody,
     responses(
         (status = 200, description = "It ran, whatever its exit code.", body = ExecView),
@@ -324,9 +335,19 @@ pub(crate) async fn exec(
     State(api): State<Api>,
     who: Principal,
     Id(id): Id,
+    mut given: Parameters,
     body: Body<ExecBody>,
 ) -> Result<Json<ExecView>, ApiError> {
-    run(&api, &who, &id, body.value).await.map(Json)
+    let savepoint = given.flag("savepoint")?;
+    given.end()?;
+    if !savepoint {
+        return run(&api, &who, &id, body.value).await.map(Json);
+    }
+    let saved = snapshots::savepoint(&api, &who, &id).await?;
+    let mut ran = run(&api, &who, &id, body.value).await?;
+    let changes = snapshots::changes(&api, &who, &id, Some(saved.base), DiffOptions::default());
+    ran.savepoint = Some(SavepointView { id: saved.id.0, changes: changes.await? });
+    Ok(Json(ran))
 }
 
 /// Returns what is noted of a command.

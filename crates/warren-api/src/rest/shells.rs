@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::{FromRequest, FromRequestParts as _, Path, Request, State};
 use axum::http::StatusCode;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use base64::Engine as _;
@@ -17,7 +17,7 @@ use futures_util::Stream;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use utoipa::ToSchema;
+use utoipa::{IntoParams, IntoResponses, ToSchema};
 use warren::shell::{Shell, ShellCommand, ShellInfo, ShellOptions, ShellOutput, ShellState};
 use warren::{ExecCause, LogPiece, Sandbox, SandboxId};
 
@@ -231,45 +231,82 @@ async fn find(api: &Api, who: &Principal, place: Place) -> Result<Arc<Shell>, Ap
     found.ok_or_else(|| ApiError::not_found("shell", &name))
 }
 
+/// A request to run a command in a shell.
+pub(crate) struct RunRequest {
+    api: Api,
+    who: Principal,
+    place: Place,
+    body: ShellRunBody,
+}
+
+impl FromRequest<Api> for RunRequest {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, api: &Api) -> Result<Self, ApiError> {
+        let (mut parts, body) = request.into_parts();
+        let who = Principal::from_request_parts(&mut parts, api).await?;
+        let place = Place::from_request_parts(&mut parts, api).await;
+        let place = place.map_err(|_| ApiError::invalid_id("the id is no text"))?;
+        let Body { value: body, .. } =
+            Body::from_request(Request::from_parts(parts, body), api).await?;
+        Ok(Self { api: api.clone(), who, place, body })
+    }
+}
+
+/// Which shell.
+#[derive(Debug, IntoParams)]
+#[into_params(parameter_in = Path)]
+#[expect(dead_code, reason = "describes the path, which is read by hand")]
+struct ShellPlace {
+    /// The sandbox.
+    id: String,
+    /// The shell.
+    name: String,
+}
+
+/// Why a command may not run.
+#[derive(IntoResponses)]
+#[expect(dead_code, reason = "describes the answers, which are made by hand")]
+enum RunRefusals {
+    /// The command makes no sense.
+    #[response(status = 400)]
+    Invalid(ErrorBody),
+    /// There is no such sandbox.
+    #[response(status = 404)]
+    Unknown(ErrorBody),
+    /// Another command runs in the shell, or the sandbox is suspended.
+    #[response(status = 409)]
+    Busy(ErrorBody),
+    /// A quota is used up.
+    #[response(status = 429)]
+    Quota(ErrorBody),
+}
+
 /// Runs a command in a shell that keeps its directory, variables and functions, and makes the shell if
 /// there is none. Hanging up leaves the command to run.
 #[utoipa::path(
     post,
     path = "/v1/sandboxes/{id}/shells/{name}/run",
     tag = "shells",
-    params(
-        ("id" = String, Path, description = "The sandbox."),
-        ("name" = String, Path, description = "The shell."),
-    ),
+    params(ShellPlace),
     request_body = ShellRunBody,
     responses(
         (status = 200, description = "It ran, whatever its exit code.", body = ShellRunView),
-        (status = 400, body = ErrorBody),
-        (status = 404, body = ErrorBody),
-        (status = 409, description = "Another command runs in the shell, or the sandbox is suspended.", body = ErrorBody),
-        (status = 429, description = "A quota is used up.", body = ErrorBody),
+        RunRefusals,
     )
 )]
-pub(crate) async fn run(
-    State(api): State<Api>,
-    who: Principal,
-    Path((id, name)): Place,
-    body: Body<ShellRunBody>,
-) -> Result<Json<ShellRunView>, ApiError> {
-    let work = begin(&api, &who, id, name, body.value, None).await?;
+pub(crate) async fn run(asked: RunRequest) -> Result<Json<ShellRunView>, ApiError> {
+    let work = begin(asked, None).await?;
     let ran = work.await.unwrap_or_else(|error| Err(ApiError::internal(&error.to_string())));
     ran.map(Json)
 }
 
 /// Has a command run to its end, whoever waits for it: a shell is left as its next caller expects it.
 async fn begin(
-    api: &Api,
-    who: &Principal,
-    id: String,
-    name: String,
-    body: ShellRunBody,
+    asked: RunRequest,
     stream: Option<mpsc::Sender<LogPiece>>,
 ) -> Result<Work, ApiError> {
+    let RunRequest { api, who, place: Path((id, name)), body } = asked;
     let command = ShellCommand {
         command: body.command,
         timeout: body.timeout_ms.map(Duration::from_millis),
@@ -277,7 +314,7 @@ async fn begin(
         stdin: wire::stdin(body.stdin, body.stdin_base64)?,
     };
     command.validate()?;
-    let sandbox = sandbox(api, who, id).await?;
+    let sandbox = sandbox(&api, &who, id).await?;
     let exec = Exec {
         sandbox: sandbox.id().to_string(),
         name: Some(name.clone()),
@@ -286,7 +323,7 @@ async fn begin(
     };
     let exec = exec.command(std::iter::once(command.command.as_str()));
     let exec = exec.variables(body.env.iter().map(|(name, _)| name.as_str()));
-    let running = api.run_one(who, exec).await?;
+    let running = api.run_one(&who, exec).await?;
     let options = ShellOptions {
         name,
         workdir: body.workdir.map(PathBuf::from),
@@ -325,27 +362,18 @@ type Work = JoinHandle<Result<ShellRunView, ApiError>>;
     post,
     path = "/v1/sandboxes/{id}/shells/{name}/stream",
     tag = "shells",
-    params(
-        ("id" = String, Path, description = "The sandbox."),
-        ("name" = String, Path, description = "The shell."),
-    ),
+    params(ShellPlace),
     request_body = ShellRunBody,
     responses(
         (status = 200, content_type = "text/event-stream", body = PieceView),
-        (status = 400, body = ErrorBody),
-        (status = 404, body = ErrorBody),
-        (status = 409, description = "Another command runs in the shell, or the sandbox is suspended.", body = ErrorBody),
-        (status = 429, description = "A quota is used up.", body = ErrorBody),
+        RunRefusals,
     )
 )]
 pub(crate) async fn stream(
-    State(api): State<Api>,
-    who: Principal,
-    Path((id, name)): Place,
-    body: Body<ShellRunBody>,
+    asked: RunRequest,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, ApiError> {
     let (pieces_tx, mut pieces) = mpsc::channel(PIECES);
-    let work = begin(&api, &who, id, name, body.value, Some(pieces_tx)).await?;
+    let work = begin(asked, Some(pieces_tx)).await?;
     let (first, work) = match tokio::time::timeout(REFUSAL, pieces.recv()).await {
         Ok(Some(piece)) => (execs::event(piece), Some(work)),
         // It is over, or was never begun.

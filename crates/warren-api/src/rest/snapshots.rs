@@ -4,17 +4,18 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{FromRequest, FromRequestParts as _, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::oneshot;
-use utoipa::{IntoParams, ToSchema};
+use utoipa::{IntoParams, IntoResponses, ToSchema};
+use warren::template::USER_LABEL;
 use warren::{
-    DiffEntry, DiffKind, DiffOptions, DiffSide, ForkOptions, SandboxId, SandboxSession, Snapshot,
-    SnapshotKind, SnapshotOptions,
+    Base, DiffEntry, DiffKind, DiffOptions, DiffSide, ForkOptions, SandboxId, SandboxSession,
+    Snapshot, SnapshotKind, SnapshotOptions,
 };
 
 use super::sandboxes::{ListQuery, acquired};
@@ -405,11 +406,27 @@ pub(crate) async fn restore(
     Id(id): Id,
     body: Body<RestoreBody>,
 ) -> Result<Json<SnapshotView>, ApiError> {
-    let session = first(api.sandbox(&who, &id).await?.1, &id)?;
     let snapshot = api.find_snapshot(&who, &body.value.snapshot).await?;
+    go_back(&api, &who, &id, Some(snapshot)).await
+}
+
+/// Goes back to a snapshot, or to the last savepoint.
+async fn go_back(
+    api: &Api,
+    who: &Principal,
+    id: &SandboxId,
+    to: Option<Snapshot>,
+) -> Result<Json<SnapshotView>, ApiError> {
+    let session = first(api.sandbox(who, id).await?.1, id)?;
     let this = api.clone();
     api.finish(async move {
-        this.manager().restore(&session, &snapshot).await?;
+        let snapshot = match to {
+            Some(snapshot) => {
+                this.manager().restore(&session, &snapshot).await?;
+                snapshot
+            }
+            None => this.manager().undo(&session).await?,
+        };
         this.0.events.happened(EventKind::SandboxRestored, &session);
         Ok(Json((&snapshot).into()))
     })
@@ -433,20 +450,88 @@ pub(crate) async fn undo(
     who: Principal,
     Id(id): Id,
 ) -> Result<Json<SnapshotView>, ApiError> {
-    let session = first(api.sandbox(&who, &id).await?.1, &id)?;
-    let this = api.clone();
-    api.finish(async move {
-        let snapshot = this.manager().undo(&session).await?;
-        this.0.events.happened(EventKind::SandboxRestored, &session);
-        Ok(Json((&snapshot).into()))
-    })
-    .await
+    go_back(&api, &who, &id, None).await
 }
 
 /// What a fork is made of.
 enum Origin {
     Live(SandboxSession),
-    Saved(Box<Snapshot>, String),
+    Saved(Box<Snapshot>),
+}
+
+impl Origin {
+    /// Returns what its sandboxes are called and hold by default: labels, and memory.
+    async fn terms(&self, api: &Api) -> Result<(BTreeMap<String, String>, Option<u64>), ApiError> {
+        Ok(match self {
+            Self::Live(session) => {
+                let sandbox = api.manager().get_sandbox(&session.sandbox_id).await?;
+                let memory = sandbox.and_then(|one| one.capabilities().limits.max_memory_bytes);
+                (api.0.catalog.labels(&session.sandbox_id), memory)
+            }
+            Self::Saved(snapshot) => {
+                let spec = &snapshot.spec;
+                (spec.labels.iter().cloned().collect(), spec.limits.max_memory_bytes)
+            }
+        })
+    }
+
+    /// Names it, so that the same request elsewhere is another.
+    fn place(&self) -> String {
+        match self {
+            Self::Live(session) => format!("fork {}", session.sandbox_id),
+            Self::Saved(snapshot) => format!("fork {}", snapshot.id),
+        }
+    }
+}
+
+/// A request for a fork.
+pub(crate) struct ForkRequest {
+    api: Api,
+    who: Principal,
+    id: SandboxId,
+    headers: HeaderMap,
+    body: Body<ForkBody>,
+}
+
+impl FromRequest<Api> for ForkRequest {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, api: &Api) -> Result<Self, ApiError> {
+        let (mut parts, body) = request.into_parts();
+        let who = Principal::from_request_parts(&mut parts, api).await?;
+        let Id(id) = Id::from_request_parts(&mut parts, api).await?;
+        let headers = parts.headers.clone();
+        let body = Body::from_request(Request::from_parts(parts, body), api).await?;
+        Ok(Self { api: api.clone(), who, id, headers, body })
+    }
+}
+
+/// How a fork may end.
+#[derive(IntoResponses)]
+#[expect(dead_code, reason = "describes the answers, which are made by hand")]
+enum ForkAnswers {
+    /// The sandboxes.
+    #[response(status = 201)]
+    Made(ForkView),
+    /// There is no such thing.
+    #[response(status = 404)]
+    Unknown(ErrorBody),
+    /// A quota is used up.
+    #[response(status = 429)]
+    Quota(ErrorBody),
+    /// As many sandboxes live as may.
+    #[response(status = 503)]
+    Full(ErrorBody),
+}
+
+/// What a fork is asked for with.
+#[derive(Debug, IntoParams)]
+#[into_params(parameter_in = Header)]
+#[expect(dead_code, reason = "describes the headers, which are read by hand")]
+struct ForkHeaders {
+    /// Makes repeating safe.
+    #[param(rename = "Idempotency-Key")]
+    key: Option<String>,
 }
 
 /// Makes sandboxes that are as this one is now: all of them, or none unless fewer will do.
@@ -454,30 +539,13 @@ enum Origin {
     post,
     path = "/v1/sandboxes/{id}/fork",
     tag = "snapshots",
-    params(
-        ("id" = String, Path, description = "The sandbox."),
-        ("Idempotency-Key" = Option<String>, Header, description = "Makes repeating safe."),
-    ),
+    params(("id" = String, Path, description = "The sandbox."), ForkHeaders),
     request_body = ForkBody,
-    responses(
-        (status = 201, body = ForkView),
-        (status = 404, body = ErrorBody),
-        (status = 429, description = "A quota is used up.", body = ErrorBody),
-        (status = 503, description = "As many sandboxes live as may.", body = ErrorBody),
-    )
+    responses(ForkAnswers)
 )]
-pub(crate) async fn fork(
-    State(api): State<Api>,
-    who: Principal,
-    Id(id): Id,
-    headers: HeaderMap,
-    body: Body<ForkBody>,
-) -> Result<Response, ApiError> {
-    let session = first(api.sandbox(&who, &id).await?.1, &id)?;
-    let place = format!("fork {id}");
-    let labels = api.0.catalog.labels(&id);
-    let memory = None;
-    make_fork(&api, &who, &headers, (&place, body), Origin::Live(session), labels, memory).await
+pub(crate) async fn fork(asked: ForkRequest) -> Result<Response, ApiError> {
+    let session = first(asked.api.sandbox(&asked.who, &asked.id).await?.1, &asked.id)?;
+    make_fork(asked, Origin::Live(session)).await
 }
 
 /// Makes sandboxes that are as a snapshot says: all of them, or none unless fewer will do.
@@ -485,47 +553,27 @@ pub(crate) async fn fork(
     post,
     path = "/v1/snapshots/{id}/fork",
     tag = "snapshots",
-    params(
-        ("id" = String, Path, description = "The id or the name of the snapshot."),
-        ("Idempotency-Key" = Option<String>, Header, description = "Makes repeating safe."),
-    ),
+    params(("id" = String, Path, description = "The id or the name of the snapshot."), ForkHeaders),
     request_body = ForkBody,
-    responses(
-        (status = 201, body = ForkView),
-        (status = 404, body = ErrorBody),
-        (status = 429, description = "A quota is used up.", body = ErrorBody),
-        (status = 503, description = "As many sandboxes live as may.", body = ErrorBody),
-    )
+    responses(ForkAnswers)
 )]
-pub(crate) async fn fork_snapshot(
-    State(api): State<Api>,
-    who: Principal,
-    Id(id): Id,
-    headers: HeaderMap,
-    body: Body<ForkBody>,
-) -> Result<Response, ApiError> {
-    let snapshot = api.find_snapshot(&who, id.as_str()).await?;
-    let place = format!("fork {}", snapshot.id);
-    let labels = snapshot.spec.labels.iter().cloned().collect();
-    let memory = snapshot.spec.limits.max_memory_bytes;
-    let origin = Origin::Saved(Box::new(snapshot), who.client_id());
-    make_fork(&api, &who, &headers, (&place, body), origin, labels, memory).await
+pub(crate) async fn fork_snapshot(asked: ForkRequest) -> Result<Response, ApiError> {
+    let snapshot = asked.api.find_snapshot(&asked.who, asked.id.as_str()).await?;
+    make_fork(asked, Origin::Saved(Box::new(snapshot))).await
 }
 
-async fn make_fork(
-    api: &Api,
-    who: &Principal,
-    headers: &HeaderMap,
-    (place, body): (&str, Body<ForkBody>),
-    origin: Origin,
-    labels: BTreeMap<String, String>,
-    memory: Option<u64>,
-) -> Result<Response, ApiError> {
-    let Body { value, digest } = body;
+async fn make_fork(asked: ForkRequest, origin: Origin) -> Result<Response, ApiError> {
+    let ForkRequest { api, who, headers, body: Body { value, digest }, .. } = asked;
+    let ((own, memory), place) = (origin.terms(&api).await?, origin.place());
     // Two may not have the same name, so that none of them has its origin's.
     let labels: HashMap<String, String> = match value.labels {
-        Some(given) => given,
-        None => labels.into_iter().filter(|(key, _)| key != NAME_LABEL).collect(),
+        Some(mut given) => {
+            // Who runs commands there is what its files are made for.
+            let user = own.get(USER_LABEL).map(|user| (USER_LABEL.to_owned(), user.clone()));
+            given.extend(user);
+            given
+        }
+        None => own.into_iter().filter(|(key, _)| key != NAME_LABEL).collect(),
     };
     if labels.contains_key(NAME_LABEL) {
         return Err(ApiError::new(
@@ -538,16 +586,9 @@ async fn make_fork(
     let options =
         ForkOptions { count: value.count, partial: value.partial, labels: Some(labels.clone()) };
     let mut spec = warren::SandboxSpec::default();
-    spec.limits.max_memory_bytes = match &origin {
-        Origin::Live(session) => {
-            let sandbox = api.manager().get_sandbox(&session.sandbox_id).await?;
-            sandbox.and_then(|one| one.capabilities().limits.max_memory_bytes)
-        }
-        Origin::Saved(..) => memory,
-    };
+    spec.limits.max_memory_bytes = memory;
     spec.labels = labels.into_iter().collect();
-    let (this, who) = (api.clone(), who.clone());
-    let asker = who.clone();
+    let (this, asker) = (api.clone(), who.clone());
     let work = async move {
         // A place for each, before any is made.
         let mut promises = Vec::new();
@@ -566,8 +607,8 @@ async fn make_fork(
         let options = ForkOptions { count, ..options };
         let made = match &origin {
             Origin::Live(session) => this.manager().fork(session, &options).await?,
-            Origin::Saved(snapshot, client) => {
-                this.manager().fork_snapshot(snapshot, &options, client).await?
+            Origin::Saved(snapshot) => {
+                this.manager().fork_snapshot(snapshot, &options, &who.client_id()).await?
             }
         };
         let mut items = Vec::new();
@@ -584,9 +625,9 @@ async fn make_fork(
         }
         Answer::json(StatusCode::CREATED, &ForkView { items }).map(|answer| (made, answer))
     };
-    if idempotency::key(headers)?.is_some() {
+    if idempotency::key(&headers)?.is_some() {
         let work = async move { work.await.map(|(_, answer)| answer) };
-        return api.repeatable(&asker, headers, (place, digest), work).await;
+        return api.repeatable(&asker, &headers, (&place, digest), work).await;
     }
     let (sender, answer) = oneshot::channel();
     let this = api.clone();
@@ -620,20 +661,11 @@ pub(crate) async fn diff(
     Id(id): Id,
     mut given: Parameters,
 ) -> Result<Json<DiffView>, ApiError> {
-    let (sandbox, _) = api.sandbox(&who, &id).await?;
-    let flag = |text: Option<String>, name: &str| match text.as_deref() {
-        None | Some("false") => Ok(false),
-        Some("true") => Ok(true),
-        Some(_) => Err(ApiError::invalid_query(
-            format!("`{name}` is neither true nor false"),
-            format!("write {name}=true"),
-        )),
-    };
     let options = DiffOptions {
-        patch: flag(given.one("patch")?, "patch")?,
-        digests: flag(given.one("digests")?, "digests")?,
+        patch: given.flag("patch")?,
+        digests: given.flag("digests")?,
         paths: given.all("path").into_iter().map(Into::into).collect(),
-        limit: Some(MAX_DIFF),
+        limit: None,
     };
     let since = given.one("since")?;
     given.end()?;
@@ -641,10 +673,39 @@ pub(crate) async fn diff(
         Some(id) => Some(api.find_snapshot(&who, &id).await?.base),
         None => None,
     };
+    changes(&api, &who, &id, since, options).await.map(Json)
+}
+
+/// Compares a sandbox with what it was, as far as one answer takes.
+pub(super) async fn changes(
+    api: &Api,
+    who: &Principal,
+    id: &SandboxId,
+    since: Option<Base>,
+    options: DiffOptions,
+) -> Result<DiffView, ApiError> {
+    let (sandbox, _) = api.sandbox(who, id).await?;
+    let options = DiffOptions { limit: Some(MAX_DIFF), ..options };
     let found =
         api.finish(async move { Ok(sandbox.diff(since.as_ref(), &options).await?) }).await?;
     let truncated = found.len() >= MAX_DIFF;
-    Ok(Json(DiffView { items: found.iter().map(Into::into).collect(), truncated }))
+    Ok(DiffView { items: found.iter().map(Into::into).collect(), truncated })
+}
+
+/// Makes a savepoint of a sandbox.
+pub(super) async fn savepoint(
+    api: &Api,
+    who: &Principal,
+    id: &SandboxId,
+) -> Result<Snapshot, ApiError> {
+    let session = first(api.sandbox(who, id).await?.1, id)?;
+    let this = api.clone();
+    api.finish(async move {
+        let saved = this.manager().savepoint(&session).await?;
+        this.0.events.happened(EventKind::SnapshotCreated, &session);
+        Ok(saved)
+    })
+    .await
 }
 
 /// How much of a file is sent at once.

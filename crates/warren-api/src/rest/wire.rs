@@ -18,6 +18,7 @@ use warren::{
     UnknownIsolation,
 };
 
+use super::snapshots::DiffView;
 use crate::error::ApiError;
 use crate::keys::Quotas;
 use crate::principal::split;
@@ -357,6 +358,14 @@ pub struct ReleaseBody {
     pub keep_alive: bool,
 }
 
+/// How to stop a sandbox.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct SuspendBody {
+    /// Whether the memory that it holds is freed meanwhile. Where that cannot be, the session is as it was.
+    pub to_disk: bool,
+}
+
 /// Which sandbox is used when a caller names none.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -468,6 +477,18 @@ pub struct ExecView {
     pub resource_limited: bool,
     /// What it used, where that was measured.
     pub usage: Option<UsageView>,
+    /// The savepoint that was made before it, and what changed since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub savepoint: Option<SavepointView>,
+}
+
+/// What a command changed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SavepointView {
+    /// The savepoint.
+    pub id: String,
+    /// What differs from it.
+    pub changes: DiffView,
 }
 
 impl From<ExecReport> for ExecView {
@@ -486,6 +507,7 @@ impl From<ExecReport> for ExecView {
             timed_out: output.timed_out,
             resource_limited: output.resource_limited,
             usage: output.resource_usage.map(Into::into),
+            savepoint: None,
         }
     }
 }

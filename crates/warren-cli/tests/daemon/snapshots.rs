@@ -60,6 +60,16 @@ fn what_worked_is_kept_and_what_did_not_is_undone() {
             "warren: M /workspace/note  4 bytes -> 8 bytes",
         ]
     );
+    let touch = ["exec", "--savepoint", "--json", "a", "--", "touch", "json"];
+    let told: Value = serde_json::from_str(&daemon.ok(&touch)).unwrap();
+    let changes = &told["savepoint"]["changes"];
+    assert_eq!(
+        (told["exit_code"].as_i64(), &changes["truncated"]),
+        (Some(0), &false.into()),
+        "{told}"
+    );
+    assert_eq!(changes["items"][0]["path"], "/workspace/json", "{told}");
+    daemon.ok(&["undo", "a"]);
     let patch = daemon.ok(&["diff", "--since", "first", "--patch", "a", "/workspace/note"]);
     assert_eq!(patch, "--- a/workspace/note\n+++ b/workspace/note\n@@ -1 +1,2 @@\n one\n+two");
     let forks = daemon.ok(&["fork", "-n", "3", "a"]);
@@ -251,4 +261,174 @@ fn d1_a_daemon_that_is_killed_meanwhile_leaves_nothing_half_made() {
     let left = std::fs::read_dir(daemon.place.path("state/storage/layers")).unwrap().count();
     assert_eq!(left, 0);
     daemon.end("TERM");
+}
+
+/// Tells which of two versions each file of a directory has, and that it has one of them.
+#[track_caller]
+fn versions(directory: &std::path::Path, count: usize) -> (usize, usize) {
+    let (mut old, mut new) = (0, 0);
+    for number in 0..count {
+        let text = std::fs::read(directory.join(format!("f{number}"))).unwrap();
+        match (text.first(), text.len()) {
+            (Some(b'o'), 60_000) if text.iter().all(|byte| *byte == b'o') => old += 1,
+            (Some(b'n'), 70_000) if text.iter().all(|byte| *byte == b'n') => new += 1,
+            other => panic!("f{number} is half-written: {other:?}"),
+        }
+    }
+    (old, new)
+}
+
+#[test]
+fn a_commit_that_is_killed_leaves_every_file_whole_and_can_be_done_again() {
+    const FILES: usize = 100;
+    let mut daemon = start();
+    let host = tempfile::tempdir().unwrap();
+    let source = tempfile::tempdir().unwrap();
+    for number in 0..FILES {
+        std::fs::write(source.path().join(format!("f{number}")), vec![b'o'; 60_000]).unwrap();
+    }
+    daemon.ok(&["create", "--name", "a"]);
+    daemon.ok(&["cp", source.path().to_str().unwrap(), "a:/workspace/src"]);
+    daemon.ok(&["snapshot", "create", "a", "start"]);
+    let change = "import os\nfor f in os.listdir('src'): open('src/' + f, 'w').write('n' * 70000)";
+    daemon.ok(&["exec", "a", "--", "python3", "-c", change]);
+    let dir = host.path().to_str().unwrap().to_owned();
+    let args = ["commit", "--since", "start", "--from", "/workspace/src", "a", &dir];
+    let reset = || {
+        for number in 0..FILES {
+            std::fs::write(host.path().join(format!("f{number}")), vec![b'o'; 60_000]).unwrap();
+        }
+    };
+    let draft = host.path().join(".warren-commit");
+    reset();
+    let began = std::time::Instant::now();
+    assert_eq!(daemon.run(&args).code, Some(0));
+    let whole = began.elapsed();
+    assert_eq!(versions(host.path(), FILES), (0, FILES), "control: what a commit does");
+    let (mut cut, mut between) = (0, 0);
+    for round in 0..8_u32 {
+        reset();
+        let mut client = daemon.place.warren(&args);
+        let mut client = client.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(whole * (round % 4 + 1) / 5);
+        if round < 4 {
+            // The daemon: what is not all there is not begun, and nothing of it stays.
+            let place = daemon.kill().into_place();
+            let done = client.wait().unwrap().success();
+            let seen = versions(host.path(), FILES);
+            assert_eq!(seen, if done { (0, FILES) } else { (FILES, 0) }, "round {round}");
+            assert!(!draft.exists(), "round {round}");
+            cut += u32::from(!done);
+            daemon = Daemon::start_in(place, &[]);
+        } else {
+            // Whoever writes: each file is as it was, or as it shall be.
+            client.kill().unwrap();
+            cut += u32::from(!client.wait().unwrap().success());
+            let (old, new) = versions(host.path(), FILES);
+            between += u32::from(old > 0 && new > 0);
+        }
+        // Again, over what is left of it.
+        assert_eq!(daemon.run(&args).code, Some(0), "round {round}");
+        assert_eq!(versions(host.path(), FILES), (0, FILES), "round {round}");
+        assert!(!draft.exists(), "round {round}");
+        let there = std::fs::read_dir(host.path()).unwrap().count();
+        assert_eq!(there, FILES, "round {round}");
+    }
+    eprintln!("{cut} were cut short, {between} of them between two files");
+    assert!(cut > 0, "control: some were cut short");
+    daemon.ok(&["kill", "a"]);
+    daemon.end("TERM");
+}
+
+/// Swap that this test has for itself; none if this host lets nobody have it.
+struct Swap(std::path::PathBuf);
+
+impl Swap {
+    fn on(directory: &std::path::Path) -> Option<Self> {
+        let file = directory.join("swap");
+        std::fs::write(&file, vec![0; 96 << 20]).ok()?;
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        std::fs::set_permissions(&file, mode).ok()?;
+        let run = |program: &str| {
+            let done = std::process::Command::new(program).arg(&file).output();
+            done.is_ok_and(|done| done.status.success())
+        };
+        (run("mkswap") && run("swapon")).then_some(Self(file))
+    }
+}
+
+impl Drop for Swap {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("swapoff").arg(&self.0).status();
+    }
+}
+
+/// Holds memory of its own and a large file, and says in the end whether the memory is what it was.
+const HOLDER: &str = "import hashlib, os, time
+data = os.urandom(40 << 20)
+with open('/tmp/large', 'wb') as file: file.write(os.urandom(8 << 20))
+digest = hashlib.sha256(data).digest()
+print('ready', flush=True)
+while not os.path.exists('/tmp/go'): time.sleep(0.01)
+print('whole' if hashlib.sha256(data).digest() == digest else 'broken', flush=True)";
+
+#[test]
+fn suspended_to_disk_memory_is_free_and_the_processes_go_on_under_the_next_daemon() {
+    let daemon = start();
+    let id = daemon.ok(&["create", "--name", "a"]);
+    let holder = ["exec", "-d", "--id", "holder", "a", "--", "python3", "-c", HOLDER];
+    daemon.ok(&holder);
+    while !daemon.ok(&["logs", "a", "holder"]).contains("ready") {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    if std::fs::read_to_string("/proc/swaps").unwrap().lines().count() == 1 {
+        let seen = daemon.run(&["suspend", "--to-disk", "a"]);
+        let wanted = "error: the linux backend does not support suspending to disk here\n\
+                      hint: this host has no swap";
+        assert!(seen.code == Some(125) && seen.stderr.starts_with(wanted), "{seen:?}");
+        assert!(daemon.ok(&["ls"]).contains("active"), "it is as it was");
+        assert_eq!(daemon.ok(&["exec", "a", "--", "echo", "hi"]), "hi");
+    }
+    let large = tempfile::tempdir_in("/var/tmp").unwrap();
+    let Some(swap) = Swap::on(large.path()) else {
+        // There is nothing more to be seen here; the machine with cgroup v2 has swap.
+        return drop(daemon.end("TERM"));
+    };
+    let find = ["/sys/fs/cgroup", "-type", "d", "-name", &format!("warren-{}", id.trim())];
+    let found = std::process::Command::new("find").args(find).output().unwrap().stdout;
+    let found = String::from_utf8(found).unwrap();
+    let groups: Vec<std::path::PathBuf> = found.lines().map(Into::into).collect();
+    let used = || -> u64 {
+        let files = ["memory.usage_in_bytes", "memory.current"];
+        let mut found = groups.iter().flat_map(|group| files.map(|file| group.join(file)));
+        let text = found.find_map(|file| std::fs::read_to_string(file).ok());
+        text.expect("a group").trim().parse().unwrap()
+    };
+    let before = used();
+    assert!(before > 48 << 20, "control: it holds {before} bytes");
+    daemon.ok(&["suspend", "--to-disk", "a"]);
+    let after = used();
+    eprintln!("{before} bytes before, {after} after");
+    assert!(after < before / 4, "{before} bytes before, {after} after");
+    daemon.ok(&["suspend", "--to-disk", "a"]);
+    // What was allowed for that moment is taken back.
+    let knobs = ["memory.swappiness", "memory.swap.max"];
+    for knob in groups.iter().flat_map(|group| knobs.map(|knob| group.join(knob))) {
+        let value = std::fs::read_to_string(&knob).unwrap_or_else(|_| "0".to_owned());
+        assert_eq!(value.trim(), "0", "{}", knob.display());
+    }
+    let daemon = Daemon::start_in(daemon.kill().into_place(), &[]);
+    assert!(used() < before / 4, "looking after it brings nothing back");
+    assert!(daemon.ok(&["ls"]).contains("suspended"));
+    daemon.ok(&["resume", "a"]);
+    daemon.ok(&["exec", "a", "--", "touch", "/tmp/go"]);
+    daemon.ok(&["wait", "a", "holder"]);
+    assert_eq!(daemon.ok(&["logs", "a", "holder"]), "ready\nwhole", "its memory is what it was");
+    daemon.ok(&["suspend", "a"]);
+    daemon.ok(&["suspend", "--to-disk", "a"]);
+    daemon.ok(&["resume", "a"]);
+    assert_eq!(daemon.ok(&["exec", "a", "--", "sh", "-c", "wc -c < /tmp/large"]), "8388608");
+    daemon.ok(&["kill", "a"]);
+    daemon.end("TERM");
+    drop(swap);
 }

@@ -42,6 +42,13 @@ fn a_template_is_built_from_files_named_used_and_removed() {
     let sandbox = daemon.ok(&["create", "--template", "app:newest", "--env", "MORE=1"]);
     let said = daemon.ok(&["exec", &sandbox, "--", "sh", "-c", "cat built; echo $GREETING $MORE"]);
     assert_eq!(said, "of the project\nhello 1");
+    // Without the daemon, too: what a template is on disk is enough.
+    let here = ["run", "--template", "app:v1", "--env", "MORE=2", "--", "sh", "-c"];
+    let here = daemon.run(&[&here[..], &["cat built; echo $GREETING $MORE"]].concat());
+    assert_eq!(here.stdout, "of the project\nhello 2\n", "{here:?}");
+    let missing = daemon.run(&["run", "--template", "nope", "--", "true"]);
+    assert_eq!(missing.code, Some(125), "{missing:?}");
+    assert!(missing.stderr.contains("no template `nope"), "{missing:?}");
     daemon.ok(&["template", "tag", "app:v1", "default"]);
     daemon.ok(&["template", "rm", "app:v2"]);
     daemon.ok(&["create", "--template", "app"]);
@@ -66,6 +73,38 @@ fn a_template_is_built_from_files_named_used_and_removed() {
         failed.stderr.contains("step 1 failed") && failed.stderr.contains("exit code 7"),
         "{failed:?}"
     );
+}
+
+#[test]
+fn commands_run_as_the_templates_user_by_its_name_or_number() {
+    let place = Place::with_backend("linux");
+    let project = place.path("project");
+    let daemon = Daemon::start_in(place, &[]);
+    let dir = project.to_str().unwrap();
+    for (user, uid, group) in [("root", "0", "0"), ("4242", "4242", "0"), ("1000", "1000", "1000")]
+    {
+        write(&project.join("Warrenfile"), &format!("FROM host\nUSER {user}\nRUN id -u\n"));
+        let built = daemon.run(&["template", "build", "who", dir, "--profile", "dev"]);
+        assert!(
+            built.code == Some(0) && built.stderr.contains(&format!("[2] {uid}\n")),
+            "{built:?}"
+        );
+        let sandbox = daemon.ok(&["create", "--template", "who"]);
+        let who = ["sh", "-c", "id -u; id -g"];
+        let wanted = format!("{uid}\n{group}");
+        assert_eq!(daemon.ok(&[&["exec", &sandbox, "--"][..], &who].concat()), wanted, "{user}");
+        let fork = daemon.ok(&["fork", &sandbox]);
+        assert_eq!(daemon.ok(&[&["exec", &fork, "--"][..], &who].concat()), wanted, "{user}");
+        let here = daemon.run(&[&["run", "--template", "who", "--"][..], &who].concat());
+        assert_eq!(here.stdout.trim(), wanted, "{here:?}");
+        for id in [&sandbox, &fork] {
+            daemon.ok(&["kill", id]);
+        }
+    }
+    // A sandbox with one user has that one, whatever its number is said to be.
+    write(&project.join("Warrenfile"), "FROM host\nUSER 1000\nRUN id -u\n");
+    let built = daemon.run(&["template", "build", "one", dir]);
+    assert!(built.code == Some(0) && built.stderr.contains("[2] 1000\n"), "{built:?}");
 }
 
 #[test]

@@ -22,9 +22,9 @@ use super::{Capture, Channel, ExecPlan, Room};
 use crate::layers::{Held, Layers};
 use crate::{
     BackendCapabilities, BackendHealth, Base, Bound, Command, CreateOptions, EnforcedLimit,
-    Enforcement, ExecCause, ExecContext, ExecOutput, ExecReport, IsolationBackend,
-    IsolationLevel, Limit, PortStream, ProgramFault, ResourceUsage, Result, Sandbox, SandboxCapabilities, SandboxError,
-    SandboxId, SandboxSpec, StreamOutput,
+    Enforcement, ExecCause, ExecContext, ExecOutput, ExecReport, IsolationBackend, IsolationLevel,
+    Limit, PortStream, ProgramFault, ResourceUsage, Result, Sandbox, SandboxCapabilities,
+    SandboxError, SandboxId, SandboxSpec, StreamOutput,
 };
 
 /// A step that can be told to fail or to stall.

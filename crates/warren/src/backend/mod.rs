@@ -17,7 +17,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::{Command, ExecContext, Result, SandboxSpec, StreamOutput};
+use crate::template;
+use crate::{Command, ExecContext, ExecUser, Result, SandboxSpec, StreamOutput};
 
 /// An exec with everything decided: what the command, its context and the spec say together.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +29,8 @@ pub(crate) struct ExecPlan {
     pub(crate) env: BTreeMap<String, String>,
     pub(crate) stdin: Option<Vec<u8>>,
     pub(crate) timeout: Option<Duration>,
+    /// Who runs it, if the spec says so.
+    pub(crate) user: Option<ExecUser>,
 }
 
 impl ExecPlan {
@@ -40,6 +43,7 @@ impl ExecPlan {
         let env = inherited.iter().chain(&ctx.extra_env).cloned();
         let own = cmd.env.iter().map(|(name, value)| (name.clone(), value.clone()));
         let wall = spec.limits.max_wall_time_ms.map(Duration::from_millis);
+        let user = spec.labels.iter().find(|(key, _)| key == template::USER_LABEL);
         Ok(Self {
             program: cmd.program.clone(),
             args: cmd.args.clone(),
@@ -47,6 +51,7 @@ impl ExecPlan {
             env: env.chain(own).collect(),
             stdin: cmd.stdin.clone(),
             timeout: [cmd.timeout, ctx.timeout, wall].into_iter().flatten().min(),
+            user: user.map(|(_, name)| ExecUser { name: name.clone(), workdir: None }),
         })
     }
 }

@@ -501,18 +501,9 @@ impl Templates {
                     .user
                     .as_deref()
                     .map(|user| user.split(':').next().unwrap_or_default().to_owned());
-                // Users are known by their names, and an image may say a number.
-                let numbered = user.as_ref().is_some_and(|user| user.parse::<u32>().is_ok());
-                if numbered {
-                    build.say(
-                        "base",
-                        LogLevel::Warn,
-                        "the image's user has no name; it is not used",
-                    );
-                }
                 let defaults = Defaults {
                     environment: image.config.environment,
-                    user: user.filter(|_| !numbered),
+                    user: user.filter(|user| !user.is_empty()),
                     workdir: image.config.workdir,
                     ..Defaults::default()
                 };

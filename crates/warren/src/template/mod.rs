@@ -39,6 +39,7 @@ pub use file::{Recipe, parse};
 use crate::image::Registries;
 use crate::layers::records::Records;
 use crate::layers::{Held, Layers};
+use crate::profile::ProfileUsers;
 use crate::{Base, IsolationBackend, Result, SandboxError, SandboxSpec};
 
 /// The directory of these records.
@@ -107,6 +108,10 @@ impl fmt::Display for TemplateName {
     }
 }
 
+/// The label of a sandbox that says who runs its commands, unless a command says otherwise: a user of the sandbox, by
+/// name or number.
+pub const USER_LABEL: &str = "warren.user";
+
 /// What a sandbox has that is made from a template, unless its spec says otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -143,6 +148,14 @@ impl Defaults {
             && spec.profile == usual.profile
         {
             spec.profile.clone_from(profile);
+        }
+        let several = crate::profile::profile(&spec.profile)
+            .is_some_and(|profile| matches!(profile.users, ProfileUsers::Several { .. }));
+        if let Some(user) = &self.user
+            && several
+            && !spec.labels.iter().any(|(key, _)| key == USER_LABEL)
+        {
+            spec.labels.push((USER_LABEL.to_owned(), user.clone()));
         }
     }
 }

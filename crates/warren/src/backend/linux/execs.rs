@@ -348,8 +348,7 @@ impl LinuxSandbox {
                 LogOverflow::Forget => Overflow::Forget,
             },
         };
-        let (id, user) = (exec.id.0.clone(), options.user.as_ref());
-        let request = execution::request(&plan, limits, id, user, streams);
+        let request = execution::request(&plan, limits, exec.id.0.clone(), streams);
         let (channel, theirs) = Channel::pair().map_err(|error| lost("make a socket", error))?;
         let notice = new_notice()?;
         let helper = match options.input {

@@ -19,8 +19,7 @@ use super::plan::HOME;
 use super::sandbox::LinuxSandbox;
 use crate::backend::ExecPlan;
 use crate::{
-    ExecCause, ExecUser, ProgramFault, ResourceLimits, ResourceUsage, Result, SandboxError,
-    SandboxId,
+    ExecCause, ProgramFault, ResourceLimits, ResourceUsage, Result, SandboxError, SandboxId,
 };
 
 /// Where a command's standard streams go.
@@ -109,7 +108,7 @@ impl Sent {
             Stdio::Pipes => Streams::Given,
             Stdio::Terminal { rows, columns } => Streams::Terminal { rows, columns },
         };
-        let exec = request(&plan, limits, String::new(), None, named);
+        let exec = request(&plan, limits, String::new(), named);
         let request = Request::Exec(Exec { only, ..exec });
         let (channel, theirs) = Channel::pair().map_err(|error| step("make a socket", error))?;
         let mut fds = vec![theirs.as_fd()];
@@ -312,9 +311,9 @@ pub(crate) fn request(
     plan: &ExecPlan,
     limits: &ResourceLimits,
     name: String,
-    user: Option<&ExecUser>,
     streams: Streams,
 ) -> Exec {
+    let user = plan.user.as_ref();
     let mut env: std::collections::BTreeMap<&str, &str> = [
         ("LANG", "C.UTF-8"),
         ("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"),

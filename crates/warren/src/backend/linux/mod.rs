@@ -25,6 +25,7 @@ mod port;
 pub(crate) mod probe;
 mod sandbox;
 mod snapshot;
+mod swap;
 
 pub use execution::{Ending, Execution, Stdio};
 pub use probe::HostReport;
@@ -193,6 +194,11 @@ impl LinuxBackend {
     /// and ends.
     pub fn without_launcher() -> Result<Self> {
         Self::start(None, None, Launcher::Here, Kind::Namespaces)
+    }
+
+    /// Likewise, for one that stands on layers.
+    pub fn without_launcher_on(layers: Layers) -> Result<Self> {
+        Self::start(None, Some(layers), Launcher::Here)
     }
 
     /// Likewise, for sandboxes that can outlive this process: each has a directory below `runtime`,
@@ -484,12 +490,16 @@ impl IsolationBackend for LinuxBackend {
     }
 
     async fn probe(&self) -> Result<BackendCapabilities> {
-        Ok(self.examine().await.capabilities(self.inner.runtime.is_some()))
+        Ok(self
+            .examine()
+            .await
+            .capabilities(self.inner.runtime.is_some(), self.inner.layers.is_some()))
     }
 
     async fn inspect(&self) -> Result<Inspection> {
         let report = self.examine().await;
-        let capabilities = report.capabilities(self.inner.runtime.is_some());
+        let (persistent, snapshots) = (self.inner.runtime.is_some(), self.inner.layers.is_some());
+        let capabilities = report.capabilities(persistent, snapshots);
         Ok(Inspection { capabilities, findings: report.findings })
     }
 
@@ -558,6 +568,8 @@ impl IsolationBackend for LinuxBackend {
         if let Some(own) = own {
             instance.by_rules(own);
         }
+        // A daemon that was killed while it moved memory to disk left the group open to that.
+        swap::keep_in_memory(instance.groups().memory(), &spec.limits);
         // It has them mounted, so that even one that is gone from its place is still there for it.
         let held = inputs.layers.and_then(|layers| layers.hold(anchor.stands_on.all()).ok());
         instance.stand_on(anchor.stands_on.clone(), held, plan.overlays.clone());

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use warren_init::plan::{Overlay, Plan, Walls};
+use warren_init::plan::{Overlay, Plan, WORKLOAD_ID, Walls};
 use warren_init::protocol::files::FileRequest;
 use warren_init::protocol::{Done, Failure, Loopback, Proof, Report, Request, Standing, Tries};
 
@@ -32,6 +32,7 @@ use super::limits;
 use super::plan::{Inputs, WRITABLE};
 use super::port;
 use super::snapshot::Tracked;
+use super::swap::{self, PagedOut};
 use crate::backend::ExecPlan;
 use crate::backend::landlock::rules;
 use crate::layers::Held;
@@ -45,6 +46,9 @@ use crate::{
 
 /// How long a killed sandbox may take to be gone.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long the end of a process may take to be seen.
+const MOMENT: Duration = Duration::from_secs(1);
 
 /// Everything a sandbox has on the host. Dropping it ends the sandbox, unless it is to outlive us.
 #[derive(Debug)]
@@ -346,6 +350,11 @@ impl Instance {
         let _ = waitid(id, WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
     }
 
+    /// Reports whether PID 1 is gone, or is so in a moment: its sockets close before that is known.
+    pub(super) async fn ends_soon(&self) -> bool {
+        tokio::time::timeout(MOMENT, self.pidfd.readable()).await.is_ok()
+    }
+
     /// Reports whether PID 1 is gone.
     fn has_ended(&self) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -425,14 +434,20 @@ impl Terms {
     }
 
     /// Refuses a user that no sandbox with these terms can have; who there is, only init can see.
-    fn check_user(&self, user: &str) -> Result<()> {
-        match self.users() {
-            ProfileUsers::One if user != "user" => Err(SandboxError::Unsupported {
+    fn settle_user(&self, plan: &mut ExecPlan) -> Result<()> {
+        let Some(user) = &plan.user else { return Ok(()) };
+        match (self.users(), user.name.as_str()) {
+            (ProfileUsers::Several { .. }, _) | (ProfileUsers::One, "user") => Ok(()),
+            // The one user there is, by its number.
+            (ProfileUsers::One, number) if number == WORKLOAD_ID.to_string() => {
+                plan.user = None;
+                Ok(())
+            }
+            (ProfileUsers::One, user) => Err(SandboxError::Unsupported {
                 feature: format!("the user `{user}` in profile `{}`", self.spec.profile),
                 backend: super::NAME.to_owned(),
                 hint: "commands are `user` there; the profile `dev` has several users".to_owned(),
             }),
-            ProfileUsers::One | ProfileUsers::Several { .. } => Ok(()),
         }
     }
 }
@@ -597,7 +612,8 @@ impl LinuxSandbox {
 
     /// Starts a command and returns a hold of it. Dropping the hold ends the command.
     pub async fn start(&self, cmd: &Command, ctx: &ExecContext, stdio: Stdio) -> Result<Execution> {
-        let plan = self.decide(&self.terms.spec, cmd, ctx)?;
+        let mut plan = self.decide(&self.terms.spec, cmd, ctx)?;
+        self.terms.settle_user(&mut plan)?;
         let _state = self.running().await?;
         let instance = self.core.instance();
         let refusals = instance.groups().refusals();
@@ -734,11 +750,12 @@ impl LinuxSandbox {
                 Cow::Owned(spec)
             }
         };
-        let plan = self.decide(&spec, cmd, ctx)?;
+        let mut plan = self.decide(&spec, cmd, ctx)?;
         execs::validate(options)?;
-        if let Some(user) = &options.user {
-            self.terms.check_user(&user.name)?;
+        if options.user.is_some() {
+            plan.user.clone_from(&options.user);
         }
+        self.terms.settle_user(&mut plan)?;
         let state = self.running().await?;
         let started = self.start_logged(plan, &spec.limits, options, keep).await;
         drop(state);
@@ -824,20 +841,52 @@ impl LinuxSandbox {
         if talk && self.has_ended() { self.ended() } else { error }
     }
 
-    async fn change(&self, to: State, request: Request) -> Result<()> {
+    async fn change(&self, to: State) -> Result<()> {
         let mut state = self.core.state.lock().await;
+        self.turn(&mut state, to).await
+    }
+
+    /// Has every process stand still or go on, for whoever holds off other changes.
+    async fn turn(&self, state: &mut State, to: State) -> Result<()> {
         if *state == State::Destroyed || self.has_ended() {
             return Err(self.ended());
         }
         if *state != to {
+            let (request, step) = match to {
+                State::Suspended => (Request::Suspend, "suspend"),
+                State::Running | State::Destroyed => (Request::Resume, "resume"),
+            };
             let Done(errno) = self.ask(&request).await?;
             if errno != 0 {
-                let step = if to == State::Suspended { "suspend" } else { "resume" };
                 return Err(lost(step, io::Error::from_raw_os_error(errno)));
             }
             *state = to;
         }
+        if to == State::Suspended {
+            // None can be added before the sandbox is resumed.
+            std::mem::take(&mut *self.transfers()).cancel();
+        }
         Ok(())
+    }
+
+    /// Stops every process and frees the memory that they hold, or leaves the sandbox as it was.
+    pub(super) async fn page_out(&self) -> Result<PagedOut> {
+        let mut state = self.core.state.lock().await;
+        if *state == State::Destroyed || self.has_ended() {
+            return Err(self.ended());
+        }
+        let was = *state;
+        let group = self.core.instance().groups().memory().map(Path::to_owned);
+        // Asked first: nothing stands still for what cannot be.
+        let group = swap::check(group)?;
+        self.turn(&mut state, State::Suspended).await?;
+        let done = tokio::task::spawn_blocking(move || swap::page_out(&group)).await;
+        let done = done.map_err(|error| SandboxError::Internal { message: error.to_string() });
+        let paged = done.and_then(|paged| paged);
+        if paged.is_err() && was == State::Running {
+            self.turn(&mut state, State::Running).await?;
+        }
+        paged.map_err(|error| self.explain(error))
     }
 }
 
@@ -890,14 +939,17 @@ impl Sandbox for LinuxSandbox {
     }
 
     async fn suspend(&self) -> Result<()> {
-        self.change(State::Suspended, Request::Suspend).await?;
-        // None can be added before the sandbox is resumed.
-        std::mem::take(&mut *self.transfers()).cancel();
+        self.change(State::Suspended).await
+    }
+
+    async fn suspend_to_disk(&self) -> Result<()> {
+        let PagedOut { bytes, left } = self.page_out().await?;
+        tracing::info!(sandbox = %self.core.id, bytes, left, "memory went to disk");
         Ok(())
     }
 
     async fn resume(&self) -> Result<()> {
-        self.change(State::Running, Request::Resume).await
+        self.change(State::Running).await
     }
 
     async fn snapshot(&self, name: &str) -> Result<String> {
