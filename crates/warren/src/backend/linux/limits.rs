@@ -258,7 +258,8 @@ mod tests {
 
     fn everything(controller: &Controller) -> GroupSupport {
         let some = || Some(controller.clone());
-        GroupSupport { v2: Some("/g".into()), memory: some(), pids: some(), cpu: some() }
+        let v2 = Some("/g".into());
+        GroupSupport { v2, memory: some(), pids: some(), cpu: some(), shared: false }
     }
 
     fn files(decision: &Decision) -> Vec<(&str, &str)> {

@@ -198,7 +198,7 @@ impl LinuxBackend {
 
     /// Likewise, for one that stands on layers.
     pub fn without_launcher_on(layers: Layers) -> Result<Self> {
-        Self::start(None, Some(layers), Launcher::Here)
+        Self::start(None, Some(layers), Launcher::Here, Kind::Namespaces)
     }
 
     /// Likewise, for sandboxes that can outlive this process: each has a directory below `runtime`,
