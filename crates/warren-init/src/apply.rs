@@ -21,7 +21,8 @@ use warren_sys::{cred, fd, keyring, net, process};
 use crate::account::{Census, Meter};
 use crate::launcher::step;
 use crate::plan::{
-    self, Entry, EntryKind, Identity, Lifetime, Owner, Owners, Plan, TMP, UPPER, Users, WORKLOAD_ID,
+    self, Entry, EntryKind, INIT_ID, Identity, Lifetime, Owner, Owners, Plan, TMP, UPPER, Users,
+    WORKLOAD_ID,
 };
 use crate::protocol::{self, Failure, Proof, Report};
 use crate::serve;
@@ -113,7 +114,7 @@ pub(crate) fn clone_source(planned: &plan::Mount) -> io::Result<OwnedFd> {
     let source = Path::new(&planned.source);
     match planned.owners {
         Owners::Workload => mount::clone_tree_without_links(source),
-        Owners::Shifted => mount::clone_tree(source),
+        Owners::Shifted | Owners::Nobody => mount::clone_tree(source),
     }
 }
 
@@ -268,6 +269,10 @@ fn writable_view(
 ) -> Result<OwnedFd, Failure> {
     let (scratch, planned) = (stack.scratch, &plan.overlays[index]);
     let mut lowers = vec![step("attach", &planned.source, stack.push(tree.as_fd()))?];
+    if planned.veiled {
+        let veil = step("mount a veil over", &planned.source, new_veil(scratch, &lowers[0]))?;
+        lowers = vec![step("attach", &planned.source, stack.push(veil.as_fd()))?];
+    }
     let below = format!("{}/", planned.target);
     if plan.skeleton.iter().any(|entry| entry.path.starts_with(&below)) {
         lowers.push(format!("lower{}", planned.target));
@@ -346,6 +351,21 @@ fn new_overlay<'a>(
     let set_ids = matches!(users, Users::Several { .. });
     let attributes = Attributes { no_devices: true, set_ids, ..Attributes::default() };
     mount::new("overlay", &layers, &["userxattr"], attributes)
+}
+
+/// Mounts a view of a part of the host in which nobody may more than everybody may on the host.
+///
+/// Its files are those of the sandbox's root, as they must be for root to replace them, and root looks
+/// past the rights of its own files. But overlay asks twice: what it shows, for the one who asks, and
+/// what is below, for the one who mounted it. Who mounts this is neither root nor in its group.
+fn new_veil(scratch: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
+    rustix::process::fchdir(scratch)?;
+    // Without an upper layer the kernel wants two; the other one is empty.
+    let layers = format!("{name}:dev/.empty");
+    let attributes = Attributes { read_only: true, no_devices: true, ..Attributes::default() };
+    cred::with_files_as(INIT_ID, || {
+        mount::new("overlay", &[("lowerdir", &layers)], &["userxattr"], attributes)
+    })
 }
 
 fn attach_at(root: BorrowedFd<'_>, path: &str, tree: &OwnedFd) -> Result<(), Failure> {

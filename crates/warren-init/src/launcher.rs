@@ -419,7 +419,8 @@ impl Maker {
             let source = &planned.source;
             let tree = step("open", source, apply::clone_source(planned))?;
             let namespace = match planned.owners {
-                Owners::Shifted => &namespace,
+                Owners::Nobody => None,
+                Owners::Shifted => Some(&namespace),
                 Owners::Workload => {
                     // Of what was opened: by now the path may lead elsewhere.
                     let owner = rustix::fs::fstat(&tree).map_err(io::Error::from);
@@ -429,15 +430,16 @@ impl Maker {
                         let made = self.owner_namespace(key, base + WORKLOAD_ID);
                         entry.insert(step("map the owner of", source, made)?);
                     }
-                    &owners[&key]
+                    Some(&owners[&key])
                 }
             };
             let attributes = apply::bind_attributes(planned);
-            match mount::restrict(tree.as_fd(), attributes, Some(namespace.as_fd())) {
+            let namespace = namespace.map(AsFd::as_fd);
+            match mount::restrict(tree.as_fd(), attributes, namespace) {
                 Ok(()) => {}
                 // The filesystem has no such thing. What is only read is still readable by its
                 // permissions for others; what is to be written would belong to nobody.
-                Err(_) if !planned.writable => {
+                Err(_) if !planned.writable && namespace.is_some() => {
                     shifted = false;
                     step("restrict", source, mount::restrict(tree.as_fd(), attributes, None))?;
                 }

@@ -170,6 +170,8 @@ pub struct Overlay {
     pub source: String,
     /// Where, inside; the skeleton has it.
     pub target: String,
+    /// Whether what not everybody may read there is closed to the sandbox's root, too.
+    pub veiled: bool,
 }
 
 /// The directory of the scratch that holds the skeleton.
@@ -237,6 +239,8 @@ pub enum Owners {
     Shifted,
     /// The owner of the source as the commands' user, all others as nobody.
     Workload,
+    /// All as nobody, over whose files the sandbox's root has no right.
+    Nobody,
 }
 
 /// How `/proc` looks.

@@ -53,6 +53,20 @@ pub fn check_files_as(id: u32) -> u32 {
     unsafe { libc::setfsuid(id) }.cast_unsigned()
 }
 
+/// Does something with the rights that `id`, as user and group, has on files, and with no other.
+///
+/// By leaving 0 root's capabilities on files go out of effect, and back in by returning to it.
+pub fn with_files_as<T>(id: u32, work: impl FnOnce() -> T) -> T {
+    // SAFETY: setfsgid takes an integer, changes only the calling thread, and cannot fail in a way
+    // that touches memory. See setfsgid(2).
+    let group = |id| unsafe { libc::setfsgid(id) }.unsigned_abs();
+    let before = (group(id), check_files_as(id));
+    let done = work();
+    check_files_as(before.1);
+    group(before.0);
+    done
+}
+
 /// Empties the bounding set and forbids uid 0 to mean anything, for this process and all it starts.
 ///
 /// Needs CAP_SETPCAP, so it comes before [`drop_capabilities`].

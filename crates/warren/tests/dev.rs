@@ -109,6 +109,67 @@ mod needs_root {
     }
 
     #[tokio::test(flavor = "multi_thread")]
+    async fn what_not_everybody_may_read_below_usr_is_closed_to_root_inside() {
+        use std::fs;
+        use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+
+        let place = tempfile::Builder::new().prefix("warren-test-").tempdir_in("/usr/local/share");
+        let place = place.unwrap();
+        let at = |name: &str| place.path().join(name);
+        let mode = |name: &str, mode: u32| {
+            fs::set_permissions(at(name), fs::Permissions::from_mode(mode)).unwrap();
+        };
+        mode("", 0o755);
+        fs::DirBuilder::new().mode(0o700).create(at("closed")).unwrap();
+        for (name, bits) in
+            [("shown", 0o644), ("secret", 0o600), ("group", 0o640), ("closed/inner", 0o644)]
+        {
+            fs::write(at(name), "of the host\n").unwrap();
+            mode(name, bits);
+        }
+        let backend = LinuxBackend::new().unwrap();
+        let sandbox = backend.create(&spec("dev"), &CreateOptions::default()).await.unwrap();
+        let directory = place.path().display();
+        for who in ["root", "user"] {
+            let as_who = async |script: &str| {
+                run(&sandbox, Some(who), &format!("cd {directory}; {script}")).await
+            };
+            let (code, out, err) = as_who("cat shown; stat -c %U secret").await;
+            assert_eq!((code, out.as_str()), (0, "of the host\nroot"), "control: {who}: {err}");
+            for script in [
+                "cat secret",
+                "cat group",
+                "cat closed/inner",
+                "ls closed",
+                "cp secret /tmp/copy",
+                "mv secret /tmp/moved",
+                "chmod 644 secret && cat secret",
+                "chown user secret && cat secret",
+                "ln secret /usr/local/share/linked && cat /usr/local/share/linked",
+                "echo more >>secret && cat secret",
+            ] {
+                let (code, out, _) = as_who(script).await;
+                assert!(code != 0 && !out.contains("host"), "{who}: {script}: {out}");
+            }
+            let files = sandbox.files_of(who).unwrap();
+            assert!(files.read(&at("secret"), 0, None).await.is_err(), "{who}");
+            assert!(files.read(&at("shown"), 0, None).await.is_ok(), "control: {who}");
+        }
+        // What is root's own is root's, and what is not read can be replaced.
+        for (script, out) in [
+            ("echo own >own; chmod 600 own; cat own", "own"),
+            ("rm secret; echo mine >secret; cat secret", "mine"),
+            ("cat own", ""),
+        ] {
+            let user = if out.is_empty() { "user" } else { "root" };
+            let ran = run(&sandbox, Some(user), &format!("cd {directory}; {script}")).await;
+            assert_eq!(ran.1, out, "{script}: {ran:?}");
+        }
+        assert_eq!(fs::read_to_string(at("secret")).unwrap(), "of the host\n");
+        sandbox.destroy().await.unwrap();
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
     async fn each_sandbox_was_booted_on_its_own() {
         let backend = LinuxBackend::new().unwrap();
         let mut seen = vec![std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap()];

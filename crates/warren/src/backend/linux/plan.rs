@@ -62,6 +62,8 @@ pub(crate) trait Look {
     fn kind(&self, path: &Path) -> Option<FileKind>;
     /// Where it leads, if it is a link.
     fn link(&self, path: &Path) -> Option<PathBuf>;
+    /// Whether it is on an overlay, as in a container. The kernel stacks two and no more.
+    fn is_overlay(&self, path: &Path) -> bool;
 }
 
 /// Looks at the host itself.
@@ -76,7 +78,14 @@ impl Look for RealHost {
     fn link(&self, path: &Path) -> Option<PathBuf> {
         std::fs::read_link(path).ok()
     }
+
+    fn is_overlay(&self, path: &Path) -> bool {
+        rustix::fs::statfs(path).is_ok_and(|found| found.f_type == OVERLAY)
+    }
 }
+
+/// The number by which an overlay is known. See statfs(2).
+const OVERLAY: rustix::fs::FsWord = 0x794c_7630;
 
 /// Takes the host for what it was when a sandbox was made: everything that was bound was there then,
 /// and what has become of it since changes nothing.
@@ -91,6 +100,10 @@ impl Look for RememberedHost {
     fn link(&self, path: &Path) -> Option<PathBuf> {
         let merged = path.parent() == Some(Path::new("/"));
         RealHost.link(path).filter(|_| merged)
+    }
+
+    fn is_overlay(&self, path: &Path) -> bool {
+        RealHost.is_overlay(path)
     }
 }
 
@@ -140,7 +153,7 @@ pub(crate) fn plan(inputs: &Inputs<'_>, host: &impl Look) -> Result<Plan> {
     let (overlays, mounts) = match users {
         Users::One => (Vec::new(), mounts),
         // Root of the sandbox installs things; what it writes is its own.
-        Users::Several { .. } => overlays(mounts),
+        Users::Several { .. } => overlays(mounts, host),
     };
     let bits = |program: &[Instruction]| {
         program.iter().map(|instruction| instruction.to_bits()).collect::<Vec<_>>()
@@ -197,14 +210,24 @@ fn root(inputs: &Inputs<'_>) -> Result<Root> {
     Ok(Root { below: all(&inputs.base.layers)?, above: all(&inputs.base.changes)? })
 }
 
-/// Takes the host's `/usr` out of what is mounted as it is, if it is shown.
-fn overlays(mounts: Vec<(Mount, FileKind)>) -> (Vec<Overlay>, Vec<(Mount, FileKind)>) {
+/// Takes the host's `/usr` out of what is mounted as it is, if it is shown. Of the rest of the host
+/// nothing is the sandbox's root's.
+fn overlays(
+    mounts: Vec<(Mount, FileKind)>,
+    host: &impl Look,
+) -> (Vec<Overlay>, Vec<(Mount, FileKind)>) {
     let is_usr = |(mount, _): &(Mount, FileKind)| {
         mount.owners == Owners::Shifted && mount.source == "/usr" && mount.target == "/usr"
     };
-    let (usr, rest): (Vec<_>, Vec<_>) = mounts.into_iter().partition(is_usr);
-    let overlay =
-        |(mount, _): (Mount, FileKind)| Overlay { source: mount.source, target: mount.target };
+    let (usr, mut rest): (Vec<_>, Vec<_>) = mounts.into_iter().partition(is_usr);
+    for (mount, _) in rest.iter_mut().filter(|(mount, _)| mount.owners == Owners::Shifted) {
+        mount.owners = Owners::Nobody;
+    }
+    let overlay = |(mount, _): (Mount, FileKind)| Overlay {
+        veiled: !host.is_overlay(Path::new(&mount.source)),
+        source: mount.source,
+        target: mount.target,
+    };
     (usr.into_iter().map(overlay).collect(), rest)
 }
 
@@ -509,6 +532,10 @@ mod tests {
         fn link(&self, path: &Path) -> Option<PathBuf> {
             let found = self.1.iter().find(|(name, _)| Path::new(name) == path);
             found.map(|(_, target)| PathBuf::from(target))
+        }
+
+        fn is_overlay(&self, _: &Path) -> bool {
+            false
         }
     }
 

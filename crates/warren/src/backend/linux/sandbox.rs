@@ -1132,7 +1132,7 @@ fn capabilities_of(profile: &Profile) -> String {
 /// ready. What was not tried was made by a call that may not fail.
 fn enforcement(inputs: &Inputs<'_>, plan: &Plan, instance: &Instance) -> Enforcement {
     let layer = |name: &str, detail: String| Layer { name: name.to_owned(), detail };
-    let (limits, warnings) = (inputs.limits.enforced.clone(), inputs.limits.warnings.clone());
+    let (limits, mut warnings) = (inputs.limits.enforced.clone(), inputs.limits.warnings.clone());
     if let Walls::Rules(_) = plan.walls {
         let user = match instance.base {
             Some(base) => format!("user {} of the host", base + warren_init::plan::WORKLOAD_ID),
@@ -1171,5 +1171,12 @@ fn enforcement(inputs: &Inputs<'_>, plan: &Plan, instance: &Instance) -> Enforce
         layer("landlock", format!("ABI {}; tried", instance.proof.landlock_abi)),
         layer("network", "own loopback only; tried: no route leads out".to_owned()),
     ];
+    if plan.overlays.iter().any(|overlay| !overlay.veiled) {
+        warnings.push(
+            "the host's /usr is on an overlay: files there that only the host's root may read can \
+             be read by root of this sandbox"
+                .to_owned(),
+        );
+    }
     Enforcement { limits, layers, warnings }
 }
