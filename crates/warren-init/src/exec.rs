@@ -129,7 +129,10 @@ impl Starter {
         // working directory of /proc/self/fd/N would lead there.
         let mut prepare = vec![Step::NewSession { terminal }, Step::CloseOthers];
         prepare.push(Step::Limit(process::MARK, mark));
-        prepare.extend(exec.open_files.map(|files| Step::Limit(Resource::Nofile, files)));
+        // What was asked for beyond the host's own limit was refused, or accepted as less, before.
+        let most = rustix::process::getrlimit(Resource::Nofile).maximum;
+        let files = exec.open_files.map(|files| most.map_or(files, |most| files.min(most)));
+        prepare.extend(files.map(|files| Step::Limit(Resource::Nofile, files)));
         let file_bytes = self.ruled.and_then(|ruled| ruled.file_bytes);
         prepare.extend(file_bytes.map(|bytes| Step::Limit(Resource::Fsize, bytes)));
         prepare.extend((self.nice != 0).then_some(Step::Nice(self.nice)));

@@ -43,6 +43,8 @@ pub(crate) struct GroupSupport {
     /// Whether a sandbox shares its user's processes and its disk with others of the host, for want of
     /// namespaces.
     pub(crate) shared: bool,
+    /// How many files a process may have open at most, if that is bounded: a sandbox cannot raise it.
+    pub(crate) open_files: Option<u64>,
 }
 
 /// Where a controller can be used.
@@ -123,6 +125,7 @@ impl GroupSupport {
         support.memory = support.memory.or_else(|| v1("memory"));
         support.pids = support.pids.or_else(|| v1("pids"));
         support.cpu = support.cpu.or_else(|| v1("cpu"));
+        support.open_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
         (support, vacated)
     }
 }

@@ -67,8 +67,7 @@ pub(crate) fn decide(
     };
     decision.note(Limit::CpuTime, limits.max_cpu_time_ms, bound, by);
     decision.note(Limit::WallTime, limits.max_wall_time_ms, Bound::Exact, "init's clock");
-    let files = limits.max_open_files.map(u64::from);
-    decision.note(Limit::OpenFiles, files, Bound::Exact, "rlimit NOFILE");
+    decision.open_files(limits.max_open_files, support, required)?;
     decision.note(Limit::Output, limits.max_output_bytes, Bound::Exact, "counted by the reader");
     if support.shared {
         let by = "rlimit FSIZE on each file; all together are not bounded";
@@ -112,6 +111,32 @@ impl Decision {
     fn set_if_there(&mut self, controller: &Controller, file: &'static str, value: impl ToString) {
         let (controller, value) = (controller.clone(), value.to_string());
         self.settings.push(Setting { controller, file, value, optional: true });
+    }
+
+    /// Nothing inside may raise what the kernel lets a process have open; init would fail with each
+    /// command.
+    fn open_files(
+        &mut self,
+        limit: Option<u32>,
+        support: &GroupSupport,
+        required: &BTreeSet<Limit>,
+    ) -> Result<()> {
+        let Some(wanted) = limit.map(u64::from) else { return Ok(()) };
+        let held = support.open_files.map_or(wanted, |most| wanted.min(most));
+        if held < wanted {
+            let reason = format!("the hard limit of this process is {held}");
+            let hint = format!(
+                "ask for {held} at most, or raise the limit of who starts Warren (`ulimit -Hn`, \
+                 LimitNOFILE= of a service)"
+            );
+            if required.contains(&Limit::OpenFiles) {
+                let limit = Limit::OpenFiles;
+                return Err(SandboxError::LimitNotEnforceable { limit, reason, hint });
+            }
+            self.warnings.push(format!("there are {held} open files and not {wanted}: {reason}"));
+        }
+        self.note(Limit::OpenFiles, Some(held), Bound::Exact, "rlimit NOFILE");
+        Ok(())
     }
 
     fn memory(&mut self, limit: Option<u64>, support: &GroupSupport) {
@@ -258,8 +283,8 @@ mod tests {
 
     fn everything(controller: &Controller) -> GroupSupport {
         let some = || Some(controller.clone());
-        let v2 = Some("/g".into());
-        GroupSupport { v2, memory: some(), pids: some(), cpu: some(), shared: false }
+        let (memory, pids, cpu) = (some(), some(), some());
+        GroupSupport { v2: Some("/g".into()), memory, pids, cpu, ..GroupSupport::default() }
     }
 
     fn files(decision: &Decision) -> Vec<(&str, &str)> {
@@ -326,6 +351,23 @@ mod tests {
         for limit in [Limit::Processes, Limit::WallTime, Limit::Write, Limit::Output] {
             decide(&limits, None, &[limit].into(), &none, false).unwrap();
         }
+    }
+
+    #[test]
+    fn more_open_files_than_the_host_gives_are_refused_and_a_default_is_made_smaller_loudly() {
+        let support = GroupSupport { open_files: Some(100), ..everything(&Controller::V2) };
+        let limits = ResourceLimits::default();
+        let demanded = [Limit::OpenFiles].into();
+        let error = decide(&limits, None, &demanded, &support, false).unwrap_err();
+        assert_eq!(error.code(), "limit_not_enforceable");
+        assert!(error.to_string().contains("`open-files`"), "{error}");
+        assert!(error.hint().unwrap().contains("100 at most"), "{:?}", error.hint());
+        let decision = decide(&limits, None, &BTreeSet::new(), &support, false).unwrap();
+        let held = decision.enforced.iter().find(|enforced| enforced.limit == Limit::OpenFiles);
+        assert_eq!(held.unwrap().value, 100);
+        assert!(decision.warnings[0].contains("100 open files and not 256"), "{decision:?}");
+        let fits = ResourceLimits { max_open_files: Some(100), ..limits };
+        assert!(decide(&fits, None, &demanded, &support, false).unwrap().warnings.is_empty());
     }
 
     #[test]
