@@ -93,6 +93,8 @@ struct Inner {
     /// Held while what could not be taken over is tried again.
     recovering: tokio::sync::Mutex<()>,
     pool_kick: Notify,
+    /// What is kept warm beside the profiles of the configuration.
+    also_warm: Mutex<Vec<Arc<SandboxSpec>>>,
     tasks: TaskTracker,
     stop: CancellationToken,
     started: AtomicBool,
@@ -185,6 +187,7 @@ impl DefaultSandboxManager {
             backoff: Mutex::default(),
             recovering: tokio::sync::Mutex::default(),
             pool_kick: Notify::new(),
+            also_warm: Mutex::default(),
             tasks: TaskTracker::new(),
             stop: stop.clone(),
             started: AtomicBool::new(false),
@@ -226,6 +229,21 @@ impl DefaultSandboxManager {
         if timeout(SHUTDOWN_TIME, inner.tasks.wait()).await.is_err() || !in_time {
             warn!(tasks = inner.tasks.len(), "shut down with work unfinished");
         }
+    }
+
+    /// Has the pool, if there is one, keep sandboxes of this spec warm as well, as many as of a profile.
+    ///
+    /// For a caller who knows what it will be asked for: a claim is of use only where what is fixed when a
+    /// sandbox is made (its profile, its directory, the room for what it writes) is what is wanted.
+    pub fn keep_warm(&self, spec: SandboxSpec) -> Result<()> {
+        spec.validate()?;
+        let mut specs = self.inner.also_warm.lock().unwrap_or_else(PoisonError::into_inner);
+        if !specs.iter().any(|known| **known == spec) {
+            specs.push(Arc::new(spec));
+        }
+        drop(specs);
+        self.inner.pool_kick.notify_one();
+        Ok(())
     }
 
     /// Returns how each backend does: one that is broken hides no other.
@@ -698,8 +716,13 @@ impl Inner {
                 && entry.mailbox.capacity() > 0
         };
         let warm = registry.sandboxes.pooled().filter(fits);
-        let oldest = warm.min_by_key(|(_, entry)| entry.since)?.0.clone();
-        let mut warm = registry.sandboxes.get_mut(&oldest)?;
+        // Of one profile there may be several kinds: the one that was made for this first.
+        let unlike = |warm: &SandboxSpec| {
+            warm.workdir != spec.workdir
+                || warm.limits.max_write_bytes != spec.limits.max_write_bytes
+        };
+        let best = warm.min_by_key(|(_, entry)| (unlike(&entry.spec), entry.since))?.0.clone();
+        let mut warm = registry.sandboxes.get_mut(&best)?;
         warm.owner = Some(client.to_owned());
         warm.life = Life::Creating;
         warm.set_aside = true;

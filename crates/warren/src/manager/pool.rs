@@ -3,7 +3,7 @@
 //! Nothing here is called by a caller: the pool looks after itself when a sandbox was claimed, made
 //! or lost, when one grew too old, and when it is time to try again after a failure.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -81,10 +81,10 @@ impl Inner {
 
     /// Reports whether less than half of what is to be warm is so.
     fn is_low(&self) -> bool {
-        let pool = &self.config.pool;
+        let wanted = self.config.pool.min_warm as usize * self.wanted_warm().len();
         let registry = self.registry();
         let warm = registry.sandboxes.pooled().filter(|(_, entry)| entry.is_warm());
-        warm.count() * 2 < pool.min_warm as usize * pool.warm_profiles.len()
+        warm.count() * 2 < wanted
     }
 
     /// Takes note that a warm sandbox was made, or was not.
@@ -95,21 +95,21 @@ impl Inner {
 
     /// Begins to make what is missing, as far as there is room.
     async fn fill_pool(self: &Arc<Self>) {
-        for profile in &self.config.pool.warm_profiles {
-            if self.missing(profile) == 0 {
+        for spec in self.wanted_warm() {
+            if self.missing(&spec) == 0 {
                 continue;
             }
-            let spec = SandboxSpec { profile: profile.clone(), ..SandboxSpec::default() };
-            let (spec, base) = (Arc::new(spec), Arc::default());
+            let base = Arc::default();
             let fitting = match self.choose(&spec, &IsolationRequirements::default(), None).await {
                 Ok(fitting) => fitting,
                 Err(error) => {
-                    warn!(%profile, %error, "no backend can keep this profile warm");
+                    let profile = &spec.profile;
+                    warn!(profile, %error, "no backend can keep this profile warm");
                     self.backoff().note(false);
                     continue;
                 }
             };
-            while self.missing(profile) > 0 {
+            while self.missing(&spec) > 0 {
                 let taken = fitting.iter().any(|backend| {
                     matches!(
                         self.conceive(backend, (&spec, &base), None, None, false),
@@ -123,18 +123,29 @@ impl Inner {
         }
     }
 
-    /// Returns how many of a profile are to be begun now.
-    fn missing(&self, profile: &str) -> usize {
+    /// Returns what is kept warm: of each profile the usual, and what was asked for besides.
+    fn wanted_warm(&self) -> Vec<Arc<SandboxSpec>> {
+        let usual = |profile: &String| {
+            Arc::new(SandboxSpec { profile: profile.clone(), ..SandboxSpec::default() })
+        };
+        let mut wanted: Vec<_> = self.config.pool.warm_profiles.iter().map(usual).collect();
+        let also = self.also_warm.lock().unwrap_or_else(PoisonError::into_inner);
+        wanted.extend(also.iter().cloned());
+        wanted
+    }
+
+    /// Returns how many of a kind are to be begun now.
+    fn missing(&self, spec: &SandboxSpec) -> usize {
         let pool = &self.config.pool;
         let registry = self.registry();
         let warm: Vec<&Entry> = registry.sandboxes.pooled().map(|(_, entry)| entry).collect();
         let ready = |entry: &&&Entry| entry.life != Life::Ending;
-        let of_profile = warm.iter().filter(ready).filter(|entry| entry.spec.profile == profile);
+        let of_kind = warm.iter().filter(ready).filter(|entry| *entry.spec == *spec);
         let making = |entry: &&&Entry| entry.life == Life::Creating && !entry.set_aside;
         let making = warm.iter().filter(making).count();
         // One that ends is counted until it has: there are never more than `max_warm`.
         let room = (pool.max_warm as usize).saturating_sub(warm.len());
-        let missing = (pool.min_warm as usize).saturating_sub(of_profile.count());
+        let missing = (pool.min_warm as usize).saturating_sub(of_kind.count());
         missing.min(room).min(AT_ONCE.saturating_sub(making))
     }
 

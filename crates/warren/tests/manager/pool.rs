@@ -86,6 +86,29 @@ async fn p2_what_is_warm_is_nobodys() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn p3_what_a_caller_will_ask_for_is_kept_warm_beside_the_profiles() {
+    let backend = FakeBackend::new();
+    let manager = manager(&backend, pooled(1, 10));
+    let mut own = SandboxSpec { workdir: "/home/user".into(), ..spec() };
+    own.limits.max_write_bytes = Some(1 << 30);
+    manager.keep_warm(own.clone()).unwrap();
+    manager.keep_warm(own.clone()).unwrap();
+    let both = async || manager.stats().await.pool_size == 2;
+    until("one of each is warm", both).await;
+    for round in 1..=3 {
+        let (_, sandbox) = manager.acquire(&own, &from_pool(), "ann").await.unwrap();
+        assert_eq!(sandbox.capabilities().limits, own.limits);
+        let (_, sandbox) = manager.acquire(&spec(), &from_pool(), "ben").await.unwrap();
+        assert_eq!(sandbox.capabilities().limits, spec().limits);
+        until("both are made up for", both).await;
+        let stats = manager.stats().await;
+        assert!((stats.pool_hit_rate - 1.0).abs() < 1e-9, "round {round}: {stats:?}");
+    }
+    let odd = SandboxSpec { profile: String::new(), ..spec() };
+    assert!(manager.keep_warm(odd).is_err());
+}
+
+#[tokio::test(start_paused = true)]
 async fn p3_a_claim_binds_the_whole_spec() {
     let backend = FakeBackend::new();
     let manager = manager(&backend, pooled(1, 1));
