@@ -108,16 +108,18 @@ async fn run(
     let audit =
         config.audit.map(|limits| Audit::open(&config.state_dir.join(audit::DIRECTORY), limits));
     let audit = audit.transpose()?;
+    let templates = backends.iter().find_map(|backend| {
+        let layers = backend.layers()?.clone();
+        Some(Templates::new(layers, Arc::clone(backend), config.registries.clone()))
+    });
+    templates.as_ref().map_or(Ok(()), Templates::take_up)?;
     let options = Options {
         keys: Some(keys),
         audit: audit.clone(),
         quotas: config.quotas,
         allowed_hosts,
         journal: Some(store),
-        templates: backends.iter().find_map(|backend| {
-            let layers = backend.layers()?.clone();
-            Some(Templates::new(layers, Arc::clone(backend), config.registries.clone()))
-        }),
+        templates,
     };
     let api = Api::new(Arc::new(manager.clone()), options);
     for record in image.iter().flat_map(|image| &image.sandboxes) {
@@ -143,6 +145,10 @@ async fn run(
                 let domain = args.e2b_domain.as_ref().map(|domain| format!("{domain}{port}"));
                 let settings = e2b::control::Settings { domain };
                 let router = e2b::control::open(&api, settings).await?;
+                // What `Sandbox.create()` asks for: to make one is then to claim one. Only root can.
+                if rustix::process::geteuid().is_root() {
+                    manager.keep_warm(e2b::control::spec())?;
+                }
                 if let Some((tls, _)) = tls {
                     server.serve(tls, router.clone());
                 }

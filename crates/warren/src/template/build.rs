@@ -234,14 +234,14 @@ pub struct LogEntry {
 /// A build that was announced, is under way, or is done.
 #[derive(Debug)]
 pub struct Build {
-    id: Uuid,
-    owner: String,
-    name: String,
-    tags: Vec<String>,
-    created_at: DateTime<Utc>,
-    status: watch::Sender<BuildStatus>,
-    log: Mutex<Vec<LogEntry>>,
-    cancel: CancellationToken,
+    pub(super) id: Uuid,
+    pub(super) owner: String,
+    pub(super) name: String,
+    pub(super) tags: Vec<String>,
+    pub(super) created_at: DateTime<Utc>,
+    pub(super) status: watch::Sender<BuildStatus>,
+    pub(super) log: Mutex<Vec<LogEntry>>,
+    pub(super) cancel: CancellationToken,
 }
 
 impl Build {
@@ -308,7 +308,7 @@ impl Build {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn say(&self, step: &str, level: LogLevel, message: &str) {
+    pub(super) fn say(&self, step: &str, level: LogLevel, message: &str) {
         let mut entries = self.entries();
         let message = match entries.len() {
             full if full > MAX_ENTRIES => return,
@@ -384,7 +384,10 @@ impl Templates {
             let idle = builds.values().filter(|build| build.status() != BuildStatus::Building);
             let oldest = idle.min_by_key(|build| build.created_at).map(|build| build.id);
             match oldest {
-                Some(id) => drop(builds.remove(&id)),
+                Some(id) => {
+                    builds.remove(&id);
+                    self.forget(id);
+                }
                 None => {
                     return Err(SandboxError::Conflict {
                         action: "build one more template".to_owned(),
@@ -393,6 +396,7 @@ impl Templates {
                 }
             }
         }
+        self.note(&build, false)?;
         builds.insert(build.id, Arc::clone(&build));
         Ok(build)
     }
@@ -424,8 +428,13 @@ impl Templates {
             });
         }
         let (templates, build) = (self.clone(), Arc::clone(build));
+        let noted = self.note(&build, true);
         self.inner.tasks.spawn(async move {
-            let done = templates.run(&build, request).await;
+            let done = match noted {
+                Ok(()) => templates.run(&build, request).await,
+                Err(error) => Err(Failure { step: "base".to_owned(), message: chain(&error) }),
+            };
+            templates.forget(build.id);
             let status = match done {
                 Ok(()) => BuildStatus::Ready,
                 Err(failure) => {

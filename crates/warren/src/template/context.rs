@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{self, BufReader, Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Component, Path, PathBuf};
@@ -13,18 +13,43 @@ use tokio::sync::mpsc;
 use warren_init::archive::{self, BENEATH};
 
 use crate::image::{Digest, Hashing, ImageError, decompressed};
-use crate::layers::{Layers, Staging};
-use crate::{FileSource, Result, SandboxError, SandboxFiles};
+use crate::layers::{Held, Layers, Staging};
+use crate::{FileSource, LayerId, Result, SandboxError, SandboxFiles};
 
 /// How much a context may hold, unpacked.
 const MAX_BYTES: u64 = 8 << 30;
 /// How deep a directory is looked into.
 const MAX_DEPTH: usize = 200;
 
-/// Files that steps of a build copy, unpacked to a place of their own that goes with this.
+/// Files that steps of a build copy, unpacked to a place of their own.
 #[derive(Debug)]
 pub struct Context {
-    place: Staging,
+    place: Place,
+}
+
+/// Where they are.
+#[derive(Debug)]
+enum Place {
+    /// In a place that goes with this.
+    Passing(Staging),
+    /// In a layer, which stays while this does.
+    Kept { path: PathBuf, tree: OwnedFd, _held: Held },
+}
+
+impl Place {
+    fn tree(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Passing(staging) => staging.tree(),
+            Self::Kept { tree, .. } => tree.as_fd(),
+        }
+    }
+
+    fn path(&self) -> PathBuf {
+        match self {
+            Self::Passing(staging) => staging.path(),
+            Self::Kept { path, .. } => path.clone(),
+        }
+    }
 }
 
 impl PartialEq for Context {
@@ -38,11 +63,11 @@ impl Eq for Context {}
 impl Context {
     /// Unpacks an archive (tar, alone or compressed) that anybody may have written. Blocks.
     pub fn unpack(layers: &Layers, input: impl Read) -> Result<Self> {
-        let place = layers.begin()?;
+        let staging = layers.begin()?;
         let mut input = BufReader::new(input);
         let plain = decompressed(&mut input).map_err(SandboxError::from)?;
         let mut plain = plain.take(MAX_BYTES + 1);
-        let unpacked = archive::unpack(&mut plain, place.tree());
+        let unpacked = archive::unpack(&mut plain, staging.tree());
         if plain.limit() == 0 {
             return Err(SandboxError::TooLarge {
                 what: "the context".to_owned(),
@@ -50,7 +75,26 @@ impl Context {
             });
         }
         unpacked.map_err(|trouble| SandboxError::from(ImageError::from(trouble)))?;
-        Ok(Self { place })
+        Ok(Self { place: Place::Passing(staging) })
+    }
+
+    /// Makes a layer of them, which stays while it is held or named. Blocks.
+    pub(super) fn commit(self) -> Result<(LayerId, Held)> {
+        match self.place {
+            Place::Passing(staging) => staging.commit(),
+            Place::Kept { path, .. } => Err(SandboxError::Internal {
+                message: format!("{} is a layer already", path.display()),
+            }),
+        }
+    }
+
+    /// Returns those that are in a layer.
+    pub(super) fn kept(layers: &Layers, layer: &LayerId, held: Held) -> Result<Self> {
+        let path = layers.path(layer);
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+        let tree = rustix::fs::open(&path, flags, Mode::empty());
+        let tree = tree.map_err(|error| SandboxError::step("open", &path, error.into()))?;
+        Ok(Self { place: Place::Kept { path, tree, _held: held } })
     }
 
     /// Unpacks what was sent. Blocks.

@@ -5,16 +5,18 @@
 //! | `file.rs` | the recipe of a template, as people write it |
 //! | `build.rs` | from a recipe to layers, step by step, each in a sandbox of its own |
 //! | `context.rs` | the files that a recipe copies |
+//! | `kept.rs` | what of builds outlives the process: those announced, and files sent for them |
 //! | `begin.rs` | what happens in a sandbox that was made from one: its command, until it is ready |
 //!
 //! A template is one record that names its layers, written when all of them are there, so that one is
-//! whole or not there at all. A build that is under way is known to the process that runs it alone:
-//! killed, it leaves no record, its sandbox ends with it, and its layers are collected.
+//! whole or not there at all. A build that is under way is the affair of the process that runs it:
+//! killed, it leaves a note that it was, its sandbox ends with it, and its layers are collected.
 
 mod begin;
 mod build;
 mod context;
 mod file;
+mod kept;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;

@@ -331,7 +331,7 @@ impl Control {
 }
 
 /// What a sandbox of E2B's is.
-pub(super) fn spec() -> SandboxSpec {
+pub fn spec() -> SandboxSpec {
     SandboxSpec {
         profile: "dev".to_owned(),
         workdir: "/home/user".into(),

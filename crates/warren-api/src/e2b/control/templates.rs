@@ -1,7 +1,6 @@
 //! Templates: names, builds step by step, the files that they copy, tags. Over the library's.
 
 use std::collections::{HashMap, VecDeque};
-use std::io::Read;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +26,7 @@ use crate::error::ApiError;
 use crate::extract::{Body, Parameters};
 use crate::principal::Principal;
 
-/// How many sets of files are kept for builds to come, and how many may be on their way.
+/// How many sets of files may be on their way.
 const MAX_FILES: usize = 64;
 /// How many builds are remembered by what they run.
 const MAX_PLANS: usize = 256;
@@ -46,25 +45,12 @@ type Commands = HashMap<String, (String, String)>;
 /// What is known of builds beside what the library knows.
 #[derive(Debug, Default)]
 pub(super) struct Workshop {
-    files: HashMap<Named, Arc<Context>>,
-    ages: VecDeque<Named>,
     /// Who may send what, by a token that the address carries.
     expected: VecDeque<(String, Named)>,
     plans: VecDeque<(Uuid, Commands)>,
 }
 
 impl Workshop {
-    fn keep(&mut self, name: Named, context: Context) {
-        if self.files.insert(name.clone(), Arc::new(context)).is_none() {
-            self.ages.push_back(name);
-        }
-        if self.ages.len() > MAX_FILES
-            && let Some(oldest) = self.ages.pop_front()
-        {
-            self.files.remove(&oldest);
-        }
-    }
-
     fn expect(&mut self, token: String, name: Named) {
         self.expected.push_back((token, name));
         if self.expected.len() > MAX_FILES {
@@ -199,13 +185,11 @@ pub(super) async fn files(
     headers: HeaderMap,
     Path((_, hash)): Path<(String, String)>,
 ) -> Result<(StatusCode, Json<Value>), ApiError> {
-    let name = (who.tenant.to_string(), hash);
-    let mut workshop = guard(&control.0.workshop);
-    if workshop.files.contains_key(&name) {
+    if control.api().templates()?.files(&who.tenant, &hash)?.is_some() {
         return Ok((StatusCode::CREATED, Json(json!({ "present": true }))));
     }
     let token = token()?;
-    workshop.expect(token.clone(), name);
+    guard(&control.0.workshop).expect(token.clone(), (who.tenant.to_string(), hash));
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("localhost");
     let url = format!("http://{host}/templates/files/{token}");
     Ok((StatusCode::CREATED, Json(json!({ "present": false, "url": url }))))
@@ -223,7 +207,8 @@ pub(super) async fn send(
         let at = workshop.expected.iter().position(|(known, _)| *known == token);
         at.and_then(|at| workshop.expected.remove(at)).ok_or_else(unknown)?.1
     };
-    let layers = control.api().templates()?.layers().clone();
+    let templates = control.api().templates()?.clone();
+    let layers = templates.layers().clone();
     let mut upload = {
         let layers = layers.clone();
         blocking(move || Upload::begin(&layers)).await?
@@ -237,16 +222,17 @@ pub(super) async fn send(
         };
         upload = blocking(move || upload.write(&chunk).map(|()| upload)).await?;
     }
-    let context = blocking(move || {
+    let kept = blocking(move || {
         // Nothing to copy is nothing sent.
         let empty = std::fs::metadata(upload.path()).is_ok_and(|found| found.len() == 0);
-        if empty {
-            return Context::unpack(&layers, std::io::empty().take(0));
-        }
-        Context::of(&layers, &upload)
+        let context = match empty {
+            true => Context::unpack(&layers, std::io::empty())?,
+            false => Context::of(&layers, &upload)?,
+        };
+        let (tenant, hash) = name;
+        templates.keep_files(&tenant, &hash, context)
     });
-    let context = context.await?;
-    guard(&control.0.workshop).keep(name, context);
+    kept.await?;
     Ok(StatusCode::OK)
 }
 
@@ -346,8 +332,7 @@ impl Control {
                 let mode =
                     mode.transpose().map_err(|_| bad_request("COPY: the mode is not octal"))?;
                 let hash = step.files_hash.clone().unwrap_or_default();
-                let name = (who.tenant.to_string(), hash);
-                let context = guard(&self.0.workshop).files.get(&name).cloned();
+                let context = self.api().templates()?.files(&who.tenant, &hash)?;
                 let context =
                     context.ok_or_else(|| bad_request("COPY: its files were not sent"))?;
                 StepKind::Copy {
@@ -355,7 +340,7 @@ impl Control {
                     target: needed(1)?,
                     user: filled(2),
                     mode,
-                    context: Some(context),
+                    context: Some(Arc::new(context)),
                 }
             }
             other => return Err(bad_request(format!("there is no step {}", other.escape_debug()))),
