@@ -309,6 +309,23 @@ mod tests {
         assert_eq!(stalled.kind(), io::ErrorKind::TimedOut);
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_that_only_gives_signs_of_life_stays_open_for_an_hour() {
+        let (ours, mut theirs) = tokio::io::duplex(4096);
+        let mut ours = Patient::new(ours);
+        let sign = b"\x00\x00\x00\x00\x1b{\"event\":{\"keepalive\":{}}}";
+        // As often as SDKs ask for one. Nobody reads meanwhile, as in a program that waits for something else.
+        for _ in 0..72 {
+            sleep(Duration::from_secs(50)).await;
+            ours.write_all(sign).await.unwrap();
+            ours.flush().await.unwrap();
+        }
+        let mut seen = vec![0; 72 * sign.len()];
+        theirs.read_exact(&mut seen).await.unwrap();
+        assert!(seen.chunks(sign.len()).all(|one| one == sign));
+        ours.write_all(sign).await.unwrap();
+    }
+
     #[tokio::test]
     async fn what_still_comes_is_thrown_away_for_a_while() {
         let (ours, theirs) = tokio::io::duplex(16);

@@ -47,6 +47,11 @@ impl E2b {
     }
 }
 
+/// Lists every call to a sandbox's envd, as a method and a path.
+pub fn envd_routes() -> impl Iterator<Item = (&'static str, &'static str)> {
+    envd::routes()
+}
+
 /// Returns the router of the whole dialect: traffic of sandboxes, and everything else to `control`.
 ///
 /// Each request must carry its [`Peer`](crate::Peer).

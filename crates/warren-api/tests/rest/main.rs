@@ -1,8 +1,9 @@
-//! The native dialect as its callers meet it, on a real manager and a backend with no kernel in it.
+//! The dialects as their callers meet them, on a real manager and a backend with no kernel in it.
 
 mod audit;
 mod bad_input;
 mod description;
+mod e2b;
 mod events;
 mod idempotency;
 mod lists;

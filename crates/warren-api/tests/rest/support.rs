@@ -122,10 +122,12 @@ impl Daemon {
         journal: Arc<MemoryJournal>,
         audit: Option<Audit>,
     ) -> Self {
+        let templates = templates(&backend, &state);
+        templates.take_up().expect("what was announced");
         let options = Options {
             keys: Some(Keys::at(state.path().join("keys.json"))),
             journal: Some(Arc::clone(&journal) as _),
-            templates: Some(templates(&backend, &state)),
+            templates: Some(templates),
             audit: audit.clone(),
             ..Options::default()
         };
@@ -138,6 +140,13 @@ impl Daemon {
     pub(crate) async fn restart(self) -> Self {
         self.api.stop().await;
         Self::over(self.backend, self.manager, self.state, self.journal, self.audit).await
+    }
+
+    /// Has it speak E2B, with what the journal has of it.
+    pub(crate) async fn speak_e2b(self) -> Self {
+        let settings = warren_api::e2b::control::Settings::default();
+        let router = warren_api::e2b::control::open(&self.api, settings).await.expect("a router");
+        Self { router, ..self }
     }
 
     pub(crate) fn key(&self, tenant: &str, quotas: Quotas) -> String {

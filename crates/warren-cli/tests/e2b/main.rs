@@ -266,6 +266,12 @@ mod needs_root_and_registries {
     }
 
     #[test]
+    fn who_does_not_do_as_the_sdks_do_is_answered_at_once_and_in_their_words() {
+        let daemon = Daemon::start();
+        assert_eq!(daemon.run(python(PYTHON[0], "protocol.py")), "done\n");
+    }
+
+    #[test]
     fn without_a_good_key_nobody_gets_in() {
         let daemon = Daemon::start();
         let said = daemon.run(python(PYTHON[0], "refused.py"));

@@ -21,12 +21,14 @@ use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::StatusCode;
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::{delete, get, post, put};
+use axum::routing::{MethodRouter, delete, get, post, put};
 use serde_json::json;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use warren::SandboxError;
+
+pub use sandboxes::spec;
 
 use super::record::{self, Record, State};
 use super::{SandboxDirectory, SandboxEntry};
@@ -276,36 +278,57 @@ pub async fn open(api: &Api, settings: Settings) -> Result<Router, SandboxError>
     Ok(super::router(&dialect, router(&control)))
 }
 
+/// One call of the control plane: its method, its path, and who answers.
+type Route = (&'static str, &'static str, MethodRouter<Control>);
+
+/// Every call that takes a key. What is not here is not served, and a test asks each as a stranger.
+fn table() -> Vec<Route> {
+    vec![
+        ("POST", "/sandboxes", post(sandboxes::create_v1)),
+        ("GET", "/sandboxes", get(list::list_v1)),
+        ("POST", "/v2/sandboxes", post(sandboxes::create_v2)),
+        ("GET", "/v2/sandboxes", get(list::list_v2)),
+        ("GET", "/sandboxes/metrics", get(list::metrics_of_all)),
+        ("GET", "/sandboxes/{id}", get(sandboxes::show)),
+        ("DELETE", "/sandboxes/{id}", delete(sandboxes::kill)),
+        ("POST", "/sandboxes/{id}/timeout", post(sandboxes::set_timeout)),
+        ("POST", "/sandboxes/{id}/refreshes", post(sandboxes::refresh)),
+        ("POST", "/sandboxes/{id}/connect", post(sandboxes::connect_v1)),
+        ("POST", "/v2/sandboxes/{id}/connect", post(sandboxes::connect_v2)),
+        ("POST", "/sandboxes/{id}/resume", post(sandboxes::resume)),
+        ("POST", "/sandboxes/{id}/pause", post(sandboxes::pause)),
+        ("POST", "/sandboxes/{id}/fork", post(snapshots::fork)),
+        ("POST", "/sandboxes/{id}/snapshots", post(snapshots::create)),
+        ("PUT", "/sandboxes/{id}/network", put(sandboxes::set_network)),
+        ("GET", "/sandboxes/{id}/metrics", get(list::metrics)),
+        ("GET", "/sandboxes/{id}/logs", get(list::logs)),
+        ("GET", "/v2/sandboxes/{id}/logs", get(list::logs)),
+        ("GET", "/snapshots", get(snapshots::list)),
+        ("GET", "/templates", get(templates::list)),
+        ("POST", "/v3/templates", post(templates::announce)),
+        ("GET", "/templates/aliases/{name}", get(templates::alias)),
+        ("POST", "/templates/tags", post(templates::tag)),
+        ("DELETE", "/templates/tags", delete(templates::untag)),
+        ("DELETE", "/templates/{id}", delete(snapshots::delete)),
+        ("GET", "/templates/{id}/tags", get(templates::tags)),
+        ("GET", "/templates/{id}/files/{hash}", get(templates::files)),
+        ("POST", "/v2/templates/{id}/builds/{build}", post(templates::start)),
+        ("GET", "/templates/{id}/builds/{build}/status", get(templates::status)),
+    ]
+}
+
+/// Lists every call that takes a key, as a method and a path.
+pub fn routes() -> impl Iterator<Item = (&'static str, &'static str)> {
+    table().into_iter().map(|(method, path, _)| (method, path))
+}
+
 /// Returns the router of the control plane; what is none of E2B's goes to the native dialect.
 pub fn router(control: &Control) -> Router {
     let api = control.api();
-    let paths = Router::new()
-        .route("/sandboxes", post(sandboxes::create_v1).get(list::list_v1))
-        .route("/v2/sandboxes", post(sandboxes::create_v2).get(list::list_v2))
-        .route("/sandboxes/metrics", get(list::metrics_of_all))
-        .route("/sandboxes/{id}", get(sandboxes::show).delete(sandboxes::kill))
-        .route("/sandboxes/{id}/timeout", post(sandboxes::set_timeout))
-        .route("/sandboxes/{id}/refreshes", post(sandboxes::refresh))
-        .route("/sandboxes/{id}/connect", post(sandboxes::connect_v1))
-        .route("/v2/sandboxes/{id}/connect", post(sandboxes::connect_v2))
-        .route("/sandboxes/{id}/resume", post(sandboxes::resume))
-        .route("/sandboxes/{id}/pause", post(sandboxes::pause))
-        .route("/sandboxes/{id}/fork", post(snapshots::fork))
-        .route("/sandboxes/{id}/snapshots", post(snapshots::create))
-        .route("/snapshots", get(snapshots::list))
-        .route("/templates", get(templates::list))
-        .route("/v3/templates", post(templates::announce))
-        .route("/templates/aliases/{name}", get(templates::alias))
-        .route("/templates/tags", post(templates::tag).delete(templates::untag))
-        .route("/templates/{id}", delete(snapshots::delete))
-        .route("/templates/{id}/tags", get(templates::tags))
-        .route("/templates/{id}/files/{hash}", get(templates::files))
-        .route("/v2/templates/{id}/builds/{build}", post(templates::start))
-        .route("/templates/{id}/builds/{build}/status", get(templates::status))
-        .route("/sandboxes/{id}/network", put(sandboxes::set_network))
-        .route("/sandboxes/{id}/metrics", get(list::metrics))
-        .route("/sandboxes/{id}/logs", get(list::logs))
-        .route("/v2/sandboxes/{id}/logs", get(list::logs))
+    let add = |router: Router<Control>, (_, path, answer): Route| router.route(path, answer);
+    let paths = table()
+        .into_iter()
+        .fold(Router::new(), add)
         .route_layer(from_fn_with_state(api.clone(), authenticate))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(from_fn_with_state(api.clone(), refuse_browsers))

@@ -43,21 +43,13 @@ pub(super) struct AutoResume {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Network {
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) allow_public_traffic: Option<bool>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) allow_out: Option<Vec<String>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) deny_out: Option<Vec<String>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) egress_proxy: Option<Value>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mask_request_host: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) https_ports: Option<Vec<u16>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) dns_servers: Option<Vec<String>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) rules: Option<Value>,
     /// Only a change of the rules has it here.
     #[serde(rename = "allow_internet_access", skip_serializing)]
@@ -65,7 +57,7 @@ pub(crate) struct Network {
 }
 
 impl Network {
-    /// Says which rule makes no sense.
+    /// Says which rule makes no sense, or asks for what no sandbox has here: a way out.
     pub(super) fn check(&self) -> Result<(), String> {
         let address = |text: &str| {
             let (ip, bits) = text.split_once('/').unwrap_or((text, ""));
@@ -82,14 +74,36 @@ impl Network {
                         (0.0.0.0/0) in deny out to block all other traffic"
                 .to_owned());
         }
-        Ok(())
+        let asks = |value: &Option<Value>| match value {
+            Some(Value::Object(fields)) => !fields.is_empty(),
+            Some(value) => !value.is_null(),
+            None => false,
+        };
+        let filled = |list: &Option<Vec<String>>| list.as_ref().is_some_and(|all| !all.is_empty());
+        let unkept = [
+            ("allowOut", filled(&self.allow_out)),
+            ("egressProxy", asks(&self.egress_proxy)),
+            ("httpsPorts", self.https_ports.as_ref().is_some_and(|ports| !ports.is_empty())),
+            ("dnsServers", filled(&self.dns_servers)),
+            ("rules", asks(&self.rules)),
+        ];
+        match unkept.iter().find(|(_, asked)| *asked) {
+            Some((name, _)) => Err(format!(
+                "network.{name} is not supported by this server: its sandboxes have no network \
+                 beyond their own loopback"
+            )),
+            None => Ok(()),
+        }
     }
 
-    /// Returns it as it is shown: without a password.
-    fn shown(&self) -> Self {
-        let mut shown = self.clone();
-        if let Some(Value::Object(proxy)) = &mut shown.egress_proxy {
-            proxy.remove("password");
+    /// Returns it as it is shown: what was said, without a password.
+    fn shown(&self) -> Value {
+        let mut shown = serde_json::to_value(self).unwrap_or_default();
+        if let Value::Object(fields) = &mut shown {
+            fields.retain(|_, field| !field.is_null());
+            if let Some(Value::Object(proxy)) = fields.get_mut("egressProxy") {
+                proxy.remove("password");
+            }
         }
         shown
     }
@@ -106,10 +120,10 @@ pub(super) struct Lease {
     pub(super) name: Option<String>,
 }
 
-/// A sandbox as the one who made it or joined it sees it.
+/// What is said of a sandbox wherever one is shown.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct SandboxView {
+struct Head {
     #[serde(rename = "templateID")]
     template_id: String,
     #[serde(rename = "sandboxID")]
@@ -118,24 +132,40 @@ pub(super) struct SandboxView {
     client_id: &'static str,
     envd_version: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    envd_access_token: Option<String>,
-    traffic_access_token: Option<String>,
-    domain: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     alias: Option<String>,
 }
 
-impl SandboxView {
-    pub(super) fn of(record: &Record, domain: Option<&str>) -> Self {
+impl Head {
+    fn of(record: &Record) -> Self {
         Self {
             template_id: record.template.clone(),
             sandbox_id: record.id(),
             client_id: CLIENT,
             envd_version: ENVD_VERSION,
+            alias: record.alias.clone(),
+        }
+    }
+}
+
+/// A sandbox as the one who made it or joined it sees it.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct SandboxView {
+    #[serde(flatten)]
+    head: Head,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    envd_access_token: Option<String>,
+    traffic_access_token: Option<String>,
+    domain: Option<String>,
+}
+
+impl SandboxView {
+    pub(super) fn of(record: &Record, domain: Option<&str>) -> Self {
+        Self {
+            head: Head::of(record),
             envd_access_token: record.access_token.clone(),
             traffic_access_token: record.traffic_token.clone(),
             domain: domain.map(str::to_owned),
-            alias: record.alias.clone(),
         }
     }
 }
@@ -144,12 +174,8 @@ impl SandboxView {
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ListedView {
-    #[serde(rename = "templateID")]
-    template_id: String,
-    #[serde(rename = "sandboxID")]
-    sandbox_id: String,
-    #[serde(rename = "clientID")]
-    client_id: &'static str,
+    #[serde(flatten)]
+    head: Head,
     started_at: DateTime<Utc>,
     end_at: DateTime<Utc>,
     cpu_count: u32,
@@ -158,18 +184,13 @@ pub(super) struct ListedView {
     #[serde(rename = "diskSizeMB")]
     disk_size_mb: u64,
     state: &'static str,
-    envd_version: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    alias: Option<String>,
     metadata: BTreeMap<String, String>,
 }
 
 impl ListedView {
     pub(super) fn of(record: &Record) -> Self {
         Self {
-            template_id: record.template.clone(),
-            sandbox_id: record.id(),
-            client_id: CLIENT,
+            head: Head::of(record),
             started_at: record.started_at,
             end_at: record.end_at,
             cpu_count: record.cpus,
@@ -179,8 +200,6 @@ impl ListedView {
                 State::Running => "running",
                 State::Paused(_) => "paused",
             },
-            envd_version: ENVD_VERSION,
-            alias: record.alias.clone(),
             metadata: record.metadata.clone(),
         }
     }
@@ -197,7 +216,7 @@ pub(super) struct DetailView {
     domain: Option<String>,
     allow_internet_access: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    network: Option<Network>,
+    network: Option<Value>,
     lifecycle: Lifecycle,
     #[serde(skip_serializing_if = "Option::is_none")]
     pause_mode: Option<&'static str>,
@@ -254,23 +273,47 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_may_go_out_only_where_all_else_may_not() {
+    fn rules_that_make_no_sense_are_refused_first() {
         let network = |allow: &[&str], deny: &[&str]| Network {
             allow_out: Some(allow.iter().map(|&one| one.to_owned()).collect()),
             deny_out: Some(deny.iter().map(|&one| one.to_owned()).collect()),
             ..Network::default()
         };
-        assert!(network(&["1.1.1.1", "10.0.0.0/8"], &["8.8.8.8"]).check().is_ok());
-        assert!(network(&["example.org"], &["0.0.0.0/0"]).check().is_ok());
-        assert!(network(&["example.org"], &[]).check().is_err());
-        assert!(network(&[], &["example.org"]).check().is_err());
+        let why = |allow: &[&str], deny: &[&str]| network(allow, deny).check().unwrap_err();
+        assert!(network(&[], &["8.8.8.8", "10.0.0.0/8", "0.0.0.0/0"]).check().is_ok());
+        assert!(why(&["example.org"], &[]).contains("ALL_TRAFFIC"));
+        assert!(why(&[], &["example.org"]).contains("invalid denied entry"));
+        // It makes sense, and cannot be.
+        assert!(why(&["example.org"], &["0.0.0.0/0"]).contains("not supported"));
+        assert!(why(&["1.1.1.1", "10.0.0.0/8"], &[]).contains("not supported"));
+    }
+
+    #[test]
+    fn what_needs_a_way_out_is_refused_and_what_says_nothing_is_not() {
+        let check = |text: &str| serde_json::from_str::<Network>(text).unwrap().check();
+        for asked in [
+            r#"{"egressProxy":{"address":"a:1"}}"#,
+            r#"{"dnsServers":["1.1.1.1"]}"#,
+            r#"{"httpsPorts":[443]}"#,
+            r#"{"rules":{"example.org":[]}}"#,
+        ] {
+            assert!(check(asked).is_err_and(|why| why.contains("not supported")), "{asked}");
+        }
+        for nothing in [
+            "{}",
+            r#"{"egressProxy":null,"dnsServers":[],"httpsPorts":null,"rules":{},"allowOut":[]}"#,
+            r#"{"allow_internet_access":false,"allowPublicTraffic":false,"maskRequestHost":"a"}"#,
+        ] {
+            assert_eq!(check(nothing), Ok(()), "{nothing}");
+        }
     }
 
     #[test]
     fn a_password_of_a_proxy_is_not_shown() {
         let proxy = serde_json::json!({ "address": "a:1", "username": "u", "password": "secret" });
         let network = Network { egress_proxy: Some(proxy), ..Network::default() };
-        let shown = serde_json::to_string(&network.shown()).unwrap();
+        let shown = network.shown().to_string();
         assert!(shown.contains("\"username\"") && !shown.contains("secret"), "{shown}");
+        assert!(!shown.contains("null"), "{shown}");
     }
 }

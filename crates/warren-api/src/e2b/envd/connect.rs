@@ -24,6 +24,8 @@ use crate::error::ApiError;
 /// The longest message that is taken.
 pub(super) const MAX_MESSAGE: usize = 16 << 20;
 const TIMEOUT: &str = "connect-timeout-ms";
+/// How long whoever sends a message may be silent in the middle of it.
+const IDLE: Duration = Duration::from_secs(60);
 /// The longest deadline that means anything: a hundred days, as the protocol has digits for.
 const MAX_TIMEOUT: u64 = 9_999_999_999;
 
@@ -365,12 +367,29 @@ pub(super) async fn read_unary<M: Wire>(
     codec.read(&compression.undo(bytes)?)
 }
 
-async fn read_all(body: Body) -> Result<Bytes, Failure> {
-    let limited = http_body_util::Limited::new(body, MAX_MESSAGE + HEAD);
-    match limited.collect().await {
-        Ok(all) => Ok(all.to_bytes()),
-        Err(error) if error.is::<http_body_util::LengthLimitError>() => Err(too_long()),
-        Err(_) => Err(Failure::new(Code::Unknown, "the request broke off")),
+async fn read_all(mut body: Body) -> Result<Bytes, Failure> {
+    let mut all = Vec::new();
+    while let Some(piece) = next_piece(&mut body, Some(IDLE)).await? {
+        all.extend_from_slice(&piece);
+        if all.len() > MAX_MESSAGE {
+            return Err(too_long());
+        }
+    }
+    Ok(all.into())
+}
+
+/// Waits for more of a body, for as long as its sender may be silent; `None` at its end.
+async fn next_piece(body: &mut Body, idle: Option<Duration>) -> Result<Option<Bytes>, Failure> {
+    let frame = match idle {
+        None => body.frame().await,
+        Some(idle) => tokio::time::timeout(idle, body.frame()).await.map_err(|_| {
+            Failure::new(Code::DeadlineExceeded, "the message did not come to its end in time")
+        })?,
+    };
+    match frame {
+        None => Ok(None),
+        Some(Ok(frame)) => Ok(Some(frame.into_data().unwrap_or_default())),
+        Some(Err(_)) => Err(Failure::new(Code::Unknown, "the request broke off")),
     }
 }
 
@@ -410,16 +429,19 @@ pub(super) struct Incoming {
     compression: Compression,
     body: Body,
     buffer: Vec<u8>,
+    /// How long its sender may be silent: for ever between messages, unless there is to be one alone.
+    idle: Option<Duration>,
 }
 
 impl Incoming {
     pub(super) fn new(codec: Codec, headers: &HeaderMap, body: Body) -> Result<Self, Failure> {
         let compression = Compression::of(headers, "connect-content-encoding")?;
-        Ok(Self { codec, compression, body, buffer: Vec::new() })
+        Ok(Self { codec, compression, body, buffer: Vec::new(), idle: None })
     }
 
     /// Reads the one message of a call that is answered by a stream.
     pub(super) async fn only<M: Wire>(mut self) -> Result<M, Failure> {
+        self.idle = Some(IDLE);
         let message = self.next().await?;
         let message = message.ok_or_else(|| Failure::invalid("a message is missing"))?;
         match self.next::<M>().await? {
@@ -445,13 +467,11 @@ impl Incoming {
                 };
                 return self.codec.read(&compression.undo(message)?).map(Some);
             }
-            match self.body.frame().await {
+            let idle = self.idle.or((!self.buffer.is_empty()).then_some(IDLE));
+            match next_piece(&mut self.body, idle).await? {
                 None if self.buffer.is_empty() => return Ok(None),
                 None => return Err(Failure::invalid("the stream ends inside a message")),
-                Some(Err(_)) => return Err(Failure::new(Code::Unknown, "the request broke off")),
-                Some(Ok(frame)) => {
-                    self.buffer.extend(frame.into_data().unwrap_or_default());
-                }
+                Some(piece) => self.buffer.extend(piece),
             }
         }
     }
@@ -556,6 +576,33 @@ mod tests {
         assert_eq!(fails(&[0, 0xff, 0xff, 0xff, 0xff, b'{']).await, Code::ResourceExhausted);
         let deep = [b"[".repeat(100_000), b"]".repeat(100_000)].concat();
         assert_eq!(fails(&frame(0, &deep)).await, Code::InvalidArgument);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_falls_silent_inside_a_message_is_told_so_and_between_two_is_waited_for() {
+        let good = frame(0, br#"{"pid":7}"#);
+        let silent = |first: &[u8]| {
+            let first = Ok::<_, std::io::Error>(Bytes::copy_from_slice(first));
+            Body::from_stream(stream::iter([first]).chain(stream::pending()))
+        };
+        let incoming =
+            |first: &[u8]| Incoming::new(Codec::Json, &HeaderMap::new(), silent(first)).unwrap();
+        for first in [&good[..3], &good[..7], &good] {
+            let failure = incoming(first).only::<ProcessSelector>().await.unwrap_err();
+            assert_eq!(failure.code, Code::DeadlineExceeded, "{first:?}");
+        }
+        let headers = HeaderMap::new();
+        let read = read_unary::<ProcessSelector>(Codec::Json, &headers, silent(b"{"));
+        assert_eq!(read.await.unwrap_err().code, Code::DeadlineExceeded);
+        let mut several = incoming(&good);
+        assert_eq!(several.next::<ProcessSelector>().await.unwrap().unwrap().pid, Some(7));
+        let hour = Duration::from_secs(3600);
+        let next = tokio::time::timeout(hour, several.next::<ProcessSelector>()).await;
+        assert!(next.is_err(), "a stream of input may be silent: {next:?}");
+        let mut cut = incoming(&[&good[..], &good[..2]].concat());
+        cut.next::<ProcessSelector>().await.unwrap();
+        let failure = cut.next::<ProcessSelector>().await.unwrap_err();
+        assert_eq!(failure.code, Code::DeadlineExceeded);
     }
 
     #[tokio::test]

@@ -132,19 +132,82 @@ fn preflight(asked: &HeaderMap) -> Response {
     response
 }
 
-async fn dispatch(e2b: &E2b, entry: SandboxEntry, request: Request) -> Response {
-    let method = request.method().clone();
-    let path = request.uri().path().to_owned();
-    let call = Call::new(e2b, entry, request.headers().clone(), Note::of(&request));
-    match (method.as_str(), path.as_str()) {
-        ("GET" | "HEAD", "/health") => {
-            return (StatusCode::NO_CONTENT, [(header::CACHE_CONTROL, "no-store")]).into_response();
-        }
-        // These look at signatures, too.
-        (_, "/files") => return transfer::serve(&call, request).await,
-        _ => {}
+/// What envd is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Endpoint {
+    Health,
+    Files,
+    Envs,
+    Metrics,
+    List,
+    Start,
+    Connect,
+    SendInput,
+    StreamInput,
+    SendSignal,
+    CloseStdin,
+    Update,
+    Stat,
+    MakeDir,
+    Move,
+    ListDir,
+    Remove,
+    WatchDir,
+    CreateWatcher,
+    WatcherEvents,
+    RemoveWatcher,
+}
+
+/// Every call there is, by its method and path: what is not here is not served, and a test asks each
+/// without the sandbox's token.
+const ENDPOINTS: [(&str, &str, Endpoint); 22] = [
+    ("GET", "/health", Endpoint::Health),
+    ("GET", "/files", Endpoint::Files),
+    ("POST", "/files", Endpoint::Files),
+    ("GET", "/envs", Endpoint::Envs),
+    ("GET", "/metrics", Endpoint::Metrics),
+    ("POST", "/process.Process/List", Endpoint::List),
+    ("POST", "/process.Process/Start", Endpoint::Start),
+    ("POST", "/process.Process/Connect", Endpoint::Connect),
+    ("POST", "/process.Process/SendInput", Endpoint::SendInput),
+    ("POST", "/process.Process/StreamInput", Endpoint::StreamInput),
+    ("POST", "/process.Process/SendSignal", Endpoint::SendSignal),
+    ("POST", "/process.Process/CloseStdin", Endpoint::CloseStdin),
+    ("POST", "/process.Process/Update", Endpoint::Update),
+    ("POST", "/filesystem.Filesystem/Stat", Endpoint::Stat),
+    ("POST", "/filesystem.Filesystem/MakeDir", Endpoint::MakeDir),
+    ("POST", "/filesystem.Filesystem/Move", Endpoint::Move),
+    ("POST", "/filesystem.Filesystem/ListDir", Endpoint::ListDir),
+    ("POST", "/filesystem.Filesystem/Remove", Endpoint::Remove),
+    ("POST", "/filesystem.Filesystem/WatchDir", Endpoint::WatchDir),
+    ("POST", "/filesystem.Filesystem/CreateWatcher", Endpoint::CreateWatcher),
+    ("POST", "/filesystem.Filesystem/GetWatcherEvents", Endpoint::WatcherEvents),
+    ("POST", "/filesystem.Filesystem/RemoveWatcher", Endpoint::RemoveWatcher),
+];
+
+/// Lists every call, as a method and a path.
+pub(super) fn routes() -> impl Iterator<Item = (&'static str, &'static str)> {
+    ENDPOINTS.into_iter().map(|(method, path, _)| (method, path))
+}
+
+impl Endpoint {
+    /// Tells whether a secured sandbox's token is asked for here. Files look at signatures, too, and
+    /// whether it is there at all everybody may know who knows its id.
+    fn needs_token(self) -> bool {
+        !matches!(self, Self::Health | Self::Files)
     }
-    if let Some(token) = &call.entry.access_token {
+}
+
+async fn dispatch(e2b: &E2b, entry: SandboxEntry, request: Request) -> Response {
+    let (method, path) = (request.method(), request.uri().path());
+    let verb = if *method == Method::HEAD { "GET" } else { method.as_str() };
+    let at_path = || ENDPOINTS.iter().filter(|(_, at, _)| *at == path);
+    let endpoint = at_path().find(|(by, ..)| *by == verb).map(|(.., endpoint)| *endpoint);
+    let is_there = at_path().next().is_some();
+    let call = Call::new(e2b, entry, request.headers().clone(), Note::of(&request));
+    if let Some(token) = &call.entry.access_token
+        && endpoint.is_none_or(Endpoint::needs_token)
+    {
         let sent = call.headers.get(TOKEN).map(HeaderValue::as_bytes).unwrap_or_default();
         if !bool::from(token.as_bytes().ct_eq(sent)) {
             let message = "unauthorized access, please provide a valid access token or method \
@@ -152,81 +215,69 @@ async fn dispatch(e2b: &E2b, entry: SandboxEntry, request: Request) -> Response 
             return refusal(StatusCode::UNAUTHORIZED, message);
         }
     }
-    let body = request.into_body();
-    match (method.as_str(), path.as_str()) {
-        ("GET", "/envs") => {
+    match endpoint {
+        Some(endpoint) => answer(&call, endpoint, request).await,
+        None if is_there => refusal(StatusCode::METHOD_NOT_ALLOWED, "method not allowed"),
+        None => refusal(StatusCode::NOT_FOUND, "not found"),
+    }
+}
+
+/// Answers whoever may ask.
+async fn answer(call: &Call, endpoint: Endpoint, request: Request) -> Response {
+    let shape = Shape::of(&call.headers);
+    let (head, body) = request.into_parts();
+    match endpoint {
+        Endpoint::Files => transfer::serve(call, Request::from_parts(head, body)).await,
+        Endpoint::Health => {
+            (StatusCode::NO_CONTENT, [(header::CACHE_CONTROL, "no-store")]).into_response()
+        }
+        Endpoint::Envs => {
             let envs: serde_json::Map<_, _> =
                 call.entry.env.iter().map(|(k, v)| (k.clone(), v.clone().into())).collect();
             ([(header::CACHE_CONTROL, "no-store")], axum::Json(envs)).into_response()
         }
-        ("GET", "/metrics") => metrics(&call).await,
-        ("POST", path) => rpc(&call, path, body).await,
-        _ => refusal(StatusCode::NOT_FOUND, "not found"),
+        Endpoint::Metrics => metrics(call).await,
+        Endpoint::List => unary(call, shape, body, process::list).await,
+        Endpoint::Start => streamed(call, shape, body, process::start).await,
+        Endpoint::Connect => streamed(call, shape, body, process::connect).await,
+        Endpoint::SendInput => unary(call, shape, body, process::send_input).await,
+        Endpoint::StreamInput => stream_input(call, shape, body).await,
+        Endpoint::SendSignal => unary(call, shape, body, process::send_signal).await,
+        Endpoint::CloseStdin => unary(call, shape, body, process::close_stdin).await,
+        Endpoint::Update => unary(call, shape, body, process::update).await,
+        Endpoint::Stat => unary(call, shape, body, filesystem::stat).await,
+        Endpoint::MakeDir => unary(call, shape, body, filesystem::make_dir).await,
+        Endpoint::Move => unary(call, shape, body, filesystem::rename).await,
+        Endpoint::ListDir => unary(call, shape, body, filesystem::list_dir).await,
+        Endpoint::Remove => unary(call, shape, body, filesystem::remove).await,
+        Endpoint::WatchDir => streamed(call, shape, body, filesystem::watch_dir).await,
+        Endpoint::CreateWatcher => unary(call, shape, body, filesystem::create_watcher).await,
+        Endpoint::WatcherEvents => unary(call, shape, body, filesystem::watcher_events).await,
+        Endpoint::RemoveWatcher => unary(call, shape, body, filesystem::remove_watcher).await,
     }
 }
 
-/// Calls a method of a service.
-async fn rpc(call: &Call, path: &str, body: Body) -> Response {
-    let Some((service, method)) = path.trim_start_matches('/').split_once('/') else {
-        return refusal(StatusCode::NOT_FOUND, "not found");
-    };
-    let Some(shape) = Shape::of(&call.headers) else {
-        let mut response = refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported content type");
-        let accepted = "application/json, application/proto, application/connect+json, \
-                        application/connect+proto";
-        let name = header::HeaderName::from_static("accept-post");
-        response.headers_mut().insert(name, HeaderValue::from_static(accepted));
-        return response;
-    };
-    match (service, method) {
-        ("process.Process", "List") => unary(call, shape, body, process::list).await,
-        ("process.Process", "SendInput") => unary(call, shape, body, process::send_input).await,
-        ("process.Process", "SendSignal") => unary(call, shape, body, process::send_signal).await,
-        ("process.Process", "CloseStdin") => unary(call, shape, body, process::close_stdin).await,
-        ("process.Process", "Update") => unary(call, shape, body, process::update).await,
-        ("process.Process", "Start") => streamed(call, shape, body, process::start).await,
-        ("process.Process", "Connect") => streamed(call, shape, body, process::connect).await,
-        ("process.Process", "StreamInput") => stream_input(call, shape, body).await,
-        ("filesystem.Filesystem", "Stat") => unary(call, shape, body, filesystem::stat).await,
-        ("filesystem.Filesystem", "MakeDir") => {
-            unary(call, shape, body, filesystem::make_dir).await
-        }
-        ("filesystem.Filesystem", "Move") => unary(call, shape, body, filesystem::rename).await,
-        ("filesystem.Filesystem", "ListDir") => {
-            unary(call, shape, body, filesystem::list_dir).await
-        }
-        ("filesystem.Filesystem", "Remove") => unary(call, shape, body, filesystem::remove).await,
-        ("filesystem.Filesystem", "WatchDir") => {
-            streamed(call, shape, body, filesystem::watch_dir).await
-        }
-        ("filesystem.Filesystem", "CreateWatcher") => {
-            unary(call, shape, body, filesystem::create_watcher).await
-        }
-        ("filesystem.Filesystem", "GetWatcherEvents") => {
-            unary(call, shape, body, filesystem::watcher_events).await
-        }
-        ("filesystem.Filesystem", "RemoveWatcher") => {
-            unary(call, shape, body, filesystem::remove_watcher).await
-        }
-        _ => refusal(StatusCode::NOT_FOUND, "not found"),
-    }
-}
-
+/// Refuses a message that is none, or a stream where one message is wanted, or the other way round.
 fn wrong_shape() -> Response {
-    refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, "this call is of another kind")
+    let mut response = refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported content type");
+    let accepted = "application/json, application/proto, application/connect+json, \
+                    application/connect+proto";
+    let name = header::HeaderName::from_static("accept-post");
+    response.headers_mut().insert(name, HeaderValue::from_static(accepted));
+    response
 }
 
 /// Serves a call with one answer.
 async fn unary<'a, Q: Wire, A: Wire, F>(
     call: &'a Call,
-    shape: Shape,
+    shape: Option<Shape>,
     body: Body,
     method: impl FnOnce(&'a Call, Q) -> F + Send,
 ) -> Response
 where
     F: Future<Output = Result<A, Failure>> + Send + 'a,
 {
-    let Shape::Unary(codec) = shape else { return wrong_shape() };
+    let Some(Shape::Unary(codec)) = shape else { return wrong_shape() };
     let done = async {
         let deadline = call.deadline()?;
         let work = async {
@@ -241,7 +292,7 @@ where
 /// Serves a call that is answered by a stream.
 async fn streamed<'a, Q: Wire, A: Wire, S, F>(
     call: &'a Call,
-    shape: Shape,
+    shape: Option<Shape>,
     body: Body,
     method: impl FnOnce(&'a Call, Q) -> F + Send,
 ) -> Response
@@ -249,7 +300,7 @@ where
     F: Future<Output = Result<S, Failure>> + Send + 'a,
     S: Stream<Item = Result<A, Failure>> + Send + 'static,
 {
-    let Shape::Stream(codec) = shape else { return wrong_shape() };
+    let Some(Shape::Stream(codec)) = shape else { return wrong_shape() };
     let begun = async {
         let request = Incoming::new(codec, &call.headers, body)?.only().await?;
         method(call, request).await
@@ -260,8 +311,8 @@ where
     }
 }
 
-async fn stream_input(call: &Call, shape: Shape, body: Body) -> Response {
-    let Shape::Stream(codec) = shape else { return wrong_shape() };
+async fn stream_input(call: &Call, shape: Option<Shape>, body: Body) -> Response {
+    let Some(Shape::Stream(codec)) = shape else { return wrong_shape() };
     let done = async {
         let deadline = call.deadline()?;
         let incoming = Incoming::new(codec, &call.headers, body)?;

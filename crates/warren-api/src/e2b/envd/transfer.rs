@@ -148,11 +148,32 @@ async fn download(
     let path = asked.path.as_deref().unwrap_or_default();
     let refused = Refused::of(path, user);
     let mut contents = files.read(&call.path(path), 0, None).await.map_err(&refused)?;
-    let encoding = encoding::accepted(&call.headers).ok_or_else(|| {
+    let mut encoding = encoding::accepted(&call.headers).ok_or_else(|| {
         Refused(StatusCode::NOT_ACCEPTABLE, "no acceptable encoding found".to_owned())
     })?;
     let mut response = Response::new(Body::empty());
+    let part = contents.length.filter(|length| *length > 0);
+    if let Some(length) = part
+        && let Some(part) = range(&call.headers, length)
+    {
+        let told = |what: String| HeaderValue::from_str(&format!("bytes {what}/{length}")).ok();
+        let Some((first, last)) = part else {
+            let mut refused = refusal(StatusCode::RANGE_NOT_SATISFIABLE, "invalid range");
+            refused
+                .headers_mut()
+                .extend(told("*".to_owned()).map(|at| (header::CONTENT_RANGE, at)));
+            return Ok(refused);
+        };
+        let count = last - first + 1;
+        contents = files.read(&call.path(path), first, Some(count)).await.map_err(&refused)?;
+        contents.length = Some(count);
+        encoding = Encoding::Identity;
+        *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+        let at = told(format!("{first}-{last}"));
+        response.headers_mut().extend(at.map(|at| (header::CONTENT_RANGE, at)));
+    }
     let answer = response.headers_mut();
+    answer.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
     answer.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
     answer.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     answer.insert(header::VARY, HeaderValue::from_static("accept-encoding"));
@@ -183,6 +204,34 @@ async fn download(
     };
     *response.body_mut() = body;
     Ok(response)
+}
+
+/// Reads which part of so many bytes is asked for, from its first to its last. `None` if it is all of
+/// them, also if what is asked for makes no sense or is several; `Some(None)` if there is no such part.
+fn range(headers: &HeaderMap, length: u64) -> Option<Option<(u64, u64)>> {
+    let given = headers.get(header::RANGE)?.to_str().ok()?.strip_prefix("bytes=")?;
+    let (first, last) = given.trim().split_once('-')?;
+    let number = |text: &str| match text.bytes().all(|byte| byte.is_ascii_digit()) {
+        // More than there are digits for is past the end of everything.
+        true => Some(text.parse().unwrap_or(u64::MAX)),
+        false => None,
+    };
+    let end = length - 1;
+    match (first, last) {
+        ("", "") => None,
+        ("", count) => {
+            let count: u64 = number(count)?;
+            Some((count > 0).then(|| (length.saturating_sub(count), end)))
+        }
+        (first, "") => number(first).map(|first| (first <= end).then_some((first, end))),
+        (first, last) => {
+            let (first, last): (u64, u64) = (number(first)?, number(last)?);
+            if last < first {
+                return None;
+            }
+            Some((first <= end).then_some((first, last.min(end))))
+        }
+    }
 }
 
 fn disposition(entry: &FileEntry) -> HeaderValue {
@@ -335,6 +384,30 @@ mod tests {
         assert!(of(&[("x-metadata-a", &"v".repeat(MAX_METADATA))]).is_err());
         assert!(of(&[(&format!("x-metadata-{}", "k".repeat(MAX_KEY + 1)), "v")]).is_err());
         assert_eq!(of(&[("x-metadata-", "v")]).unwrap(), []);
+    }
+
+    #[test]
+    fn a_part_of_a_file_is_one_range_within_it() {
+        let of = |value: &'static str| {
+            let pair = (header::RANGE, HeaderValue::from_static(value));
+            range(&[pair].into_iter().collect(), 10)
+        };
+        for (value, part) in [
+            ("bytes=0-3", (0, 3)),
+            ("bytes=4-", (4, 9)),
+            ("bytes=-3", (7, 9)),
+            ("bytes=-99", (0, 9)),
+            ("bytes=9-99999999999999999999999", (9, 9)),
+        ] {
+            assert_eq!(of(value), Some(Some(part)), "{value}");
+        }
+        for none in ["bytes=10-", "bytes=-0", "bytes=99999999999999999999999-"] {
+            assert_eq!(of(none), Some(None), "{none}");
+        }
+        for all in ["", "bytes", "bytes=", "bytes=-", "bytes=3-1", "bytes=0-1,3-4", "lines=1-2"] {
+            assert_eq!(of(all), None, "{all}");
+        }
+        assert_eq!(range(&HeaderMap::new(), 10), None);
     }
 
     #[test]
