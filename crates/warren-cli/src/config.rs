@@ -610,6 +610,9 @@ mod tests {
                      warm_ttl = \"\"\"2m\"\"\"\n[quotas]\nmemory = \"1G\"\nstreams = 16\n[audit]\nenabled = true\n";
         let odd =
             ["\n", "\"", "[", "]", "=", "é", "\u{0}", "9", "_", ".", "\\u00", "#", "'", "{", "}"];
+        let whole_char = |text: &str, at: usize| {
+            (0..=at).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
+        };
         let (mut random, mut refused) = (7_u64, 0);
         let mut draw = |below: usize| {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -618,8 +621,8 @@ mod tests {
         for _ in 0..5_000 {
             let mut text = whole.to_owned();
             for _ in 0..=draw(3) {
-                let from = text.floor_char_boundary(draw(text.len() + 1));
-                let to = text.floor_char_boundary((from + draw(6)).min(text.len())).max(from);
+                let from = whole_char(&text, draw(text.len() + 1));
+                let to = whole_char(&text, (from + draw(6)).min(text.len())).max(from);
                 text.replace_range(from..to, odd[draw(odd.len())]);
             }
             let mut values = defaults(&around(&[]));

@@ -182,7 +182,8 @@ pub(crate) fn bounded(text: &str) -> String {
 }
 
 fn cut(text: &str, room: usize) -> &str {
-    &text[..text.floor_char_boundary(room)]
+    let end = (0..=room.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    &text[..end.unwrap_or(0)]
 }
 
 /// A line of the log.

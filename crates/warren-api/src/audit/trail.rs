@@ -180,9 +180,12 @@ pub(super) struct Place {
     pub(super) kind: String,
 }
 
+/// The number and the digest of a line.
+type Last = (u64, String);
+
 /// Finds the last whole line of the files, its number and digest, and what follows it. A line that is
 /// none, which a power cut may leave, is not whole.
-fn last_line(kept: &[Kept]) -> io::Result<(Option<(u64, String)>, Option<Torn>)> {
+fn last_line(kept: &[Kept]) -> io::Result<(Option<Last>, Option<Torn>)> {
     let mut torn_off = Vec::new();
     for file in kept.iter().rev() {
         let bytes = fs::read(&file.path)?;

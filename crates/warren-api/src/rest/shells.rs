@@ -322,7 +322,7 @@ async fn begin(
         ..Exec::default()
     };
     let exec = exec.command(std::iter::once(command.command.as_str()));
-    let exec = exec.variables(body.env.iter().map(|(name, _)| name.as_str()));
+    let exec = exec.variables(body.env.keys().map(String::as_str));
     let running = api.run_one(&who, exec).await?;
     let options = ShellOptions {
         name,
