@@ -12,16 +12,16 @@ use crate::support::{ALICE, BOB, Daemon, ROOT, read, tcp};
 async fn noted(daemon: Daemon) -> Vec<Value> {
     let state = daemon.end().await;
     let directory = state.path().join("audit");
-    let report = audit::verify(&directory).unwrap();
+    let report = audit::verify(&directory).expect("a log");
     assert!(report.intact, "{report:?}");
     let mut records = Vec::new();
-    audit::read(&audit::list(&directory).unwrap(), |_, record| {
+    audit::read(&audit::list(&directory).expect("files"), |_, record| {
         records.push(record);
         true
     })
-    .unwrap();
+    .expect("lines");
     assert_eq!(records[0]["kind"], "start");
-    assert_eq!(records.last().unwrap()["kind"], "stop");
+    assert_eq!(records.last().expect("a last line")["kind"], "stop");
     records
 }
 
