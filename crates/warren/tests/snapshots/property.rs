@@ -78,12 +78,14 @@ mapped[0] = 66
             let (seen, capture) = (show_apart(&*fork).await, fork.capture().await.unwrap());
             child.rebase(&capture.base).await.unwrap();
             assert_same("the second of a fork", seed, &seen, &show_apart(&*child).await);
+            let uncounted = ["show", "apart", "uncounted"];
+            let seen = python(&*child, &uncounted).await;
             let several = &capture.base.changes;
             assert!(several.len() > 1, "control: there is something to merge");
             let (merged, _held) = place.layers.merge(several, Below::Something).unwrap();
             let base = Base { changes: merged, ..capture.base.clone() };
             child.rebase(&base).await.unwrap();
-            assert_same("all in one layer", seed, &seen, &show_apart(&*child).await);
+            assert_same("all in one layer", seed, &seen, &python(&*child, &uncounted).await);
             child.destroy().await.unwrap();
         }
         fork.destroy().await.unwrap();

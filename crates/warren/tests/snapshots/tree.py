@@ -170,7 +170,9 @@ def show():
         # What Warren made itself has the time of its making.
         line.append(0 if path in ROOTS else found.st_mtime_ns)
         if kind != stat.S_IFDIR:
-            line += [found.st_size, found.st_nlink] + ([] if "apart" in sys.argv else [ascii(first)])
+            # A file of a layer counts names that a layer above hides, until the two are one.
+            count = 0 if "uncounted" in sys.argv else found.st_nlink
+            line += [found.st_size, count] + ([] if "apart" in sys.argv else [ascii(first)])
         if kind == stat.S_IFLNK:
             line.append(ascii(os.readlink(path)))
         if kind == stat.S_IFREG:
