@@ -268,7 +268,7 @@ fn d1_a_daemon_that_is_killed_meanwhile_leaves_nothing_half_made() {
 fn versions(directory: &std::path::Path, count: usize) -> (usize, usize) {
     let (mut old, mut new) = (0, 0);
     for number in 0..count {
-        let text = std::fs::read(directory.join(format!("f{number}"))).unwrap();
+        let text = std::fs::read(directory.join(format!("f{number}"))).expect("it was committed");
         match (text.first(), text.len()) {
             (Some(b'o'), 60_000) if text.iter().all(|byte| *byte == b'o') => old += 1,
             (Some(b'n'), 70_000) if text.iter().all(|byte| *byte == b'n') => new += 1,

@@ -272,9 +272,10 @@ mod tests {
     fn a_backend_lacks_what_it_has_not_proved() {
         use IsolationLevel::{Kernel, Namespace, Process};
         type Change = fn(&mut BackendCapabilities);
+        type Level = Option<IsolationLevel>;
+        type Row = (Level, &'static [Guarantee], Level, Change, &'static str);
         let any: &[Guarantee] = &[];
-        let rows: [(Option<IsolationLevel>, &[Guarantee], Option<IsolationLevel>, Change, &str);
-            9] = [
+        let rows: [Row; 9] = [
             (None, any, Some(Namespace), |_| {}, ""),
             (None, any, None, |_| {}, ""),
             (None, any, Some(Process), |b| b.process_isolation = false, "process isolation"),
