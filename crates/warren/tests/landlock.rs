@@ -394,7 +394,7 @@ mod cases {
         drop((sandbox, backend));
         soon("it goes on", || processes_with(&word) == 1).await;
         let backend = start();
-        assert_eq!(backend.remains().await.unwrap(), [id.clone()]);
+        assert_eq!(backend.remains().await.unwrap(), std::slice::from_ref(&id));
         let found = backend.adopt(&id, &spec, &anchor).await.unwrap().expect("it is there");
         let cat = Command::new("cat").args(["file"]);
         assert_eq!(found.exec(&cat, &ExecContext::default()).await.unwrap().stdout, b"kept\n");
