@@ -28,7 +28,7 @@ hostile_as_root_inside! {
     no_descriptor_of_the_host_is_passed_in,
 }
 
-// D1
+// D1: every descriptor closed before exec
 fn descriptors_of_the_caller_are_closed_inside(host: &Host) {
     let dir = host.open_dir("dir");
     let file = host.file("file", 0o666, "s3cret");
@@ -39,7 +39,7 @@ fn descriptors_of_the_caller_are_closed_inside(host: &Host) {
     assert_eq!(inside.number("count"), 0, "only 0, 1 and 2 enter: {inside:?}");
 }
 
-// D1
+// D1: Landlock
 fn a_directory_on_standard_input_opens_no_host_file(host: &Host) {
     let dir = host.open_dir("dir");
     host.file("dir/secret", 0o644, "s3cret");
@@ -54,7 +54,7 @@ fn a_directory_on_standard_input_opens_no_host_file(host: &Host) {
     host.sandbox().refuses(&attempt, &["ENOTDIR"]);
 }
 
-// D1
+// D1: Landlock
 fn standard_output_does_not_reopen_the_hosts_file(host: &Host) {
     let log = host.file("log", 0o666, "earlier lines\n");
     let attempt = |place: crate::host::Place<'_>| {
@@ -72,14 +72,14 @@ fn standard_output_does_not_reopen_the_hosts_file(host: &Host) {
     assert!(kept.starts_with("earlier lines\n"), "the host's file was rewritten: {kept}");
 }
 
-// D2
+// D2: init is not dumpable; hidepid
 fn no_visible_process_has_a_descriptor_that_reaches_the_host(host: &Host) {
     assert_eq!(host.bare_root().ask("foreign-fds").result, "OK", "control: the host's do");
     let answer = host.sandbox().ask("foreign-fds");
     assert_eq!(answer.result, "none", "{answer:?}");
 }
 
-// D3
+// D3: a root of its own
 fn a_command_starts_in_a_directory_of_the_sandbox(host: &Host) {
     let dir = host.open_dir("caller");
     assert_eq!(host.bare().cwd(&dir).ask("cwd").field("cwd"), dir, "control");
@@ -87,7 +87,7 @@ fn a_command_starts_in_a_directory_of_the_sandbox(host: &Host) {
     assert_eq!(host.sandbox().with("--workdir /tmp").cwd(&dir).ask("cwd").field("cwd"), "/tmp");
 }
 
-// D4
+// D4: openat2 without magic links
 fn a_hostile_working_directory_is_refused_or_resolved_inside(host: &Host) {
     let dir = host.open_dir("dir");
     let file = host.file("dir/secret", 0o644, "s3cret");
@@ -124,7 +124,7 @@ fn a_hostile_working_directory_is_refused_or_resolved_inside(host: &Host) {
     );
 }
 
-// D5
+// D5: environment by allow-list
 fn the_callers_environment_stays_outside(host: &Host) {
     let key = |place: crate::host::Place<'_>| {
         let place = place
@@ -144,7 +144,7 @@ fn the_callers_environment_stays_outside(host: &Host) {
     );
 }
 
-// D6
+// D6: no socket of the host inside; network namespace
 fn no_descriptor_of_the_host_is_passed_in(host: &Host) {
     let dir = host.open_dir("sockets");
     let secret = host.file("secret", 0o600, "s3cret");

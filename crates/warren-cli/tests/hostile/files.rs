@@ -52,7 +52,7 @@ hostile_as_root_inside! {
 const ABSENT: &[&str] = &["ENOENT", "EACCES", "ENOTDIR"];
 const REFUSED: &[&str] = &["ENOENT", "EACCES", "EPERM", "EROFS", "ENOTDIR"];
 
-// F1
+// F1: a root of its own: what was not bound is not there
 fn a_sandbox_cannot_read_a_root_only_host_file(host: &Host) {
     let secret = host.file("secret", 0o600, "s3cret");
     let read = [format!("read {secret}")];
@@ -66,7 +66,7 @@ fn a_sandbox_cannot_read_a_root_only_host_file(host: &Host) {
     }
 }
 
-// F2
+// F2: a root of its own
 fn a_sandbox_cannot_see_world_readable_host_files(host: &Host) {
     let secret = host.file("public", 0o644, "s3cret");
     let tag = host.path("").file_name().unwrap().to_str().unwrap().to_owned();
@@ -102,7 +102,7 @@ fn state_of(path: &str) -> (Vec<u8>, u32, u32, u32) {
     (fs::read(path).unwrap(), meta.permissions().mode(), meta.uid(), meta.gid())
 }
 
-// F3
+// F3: a root of its own; ids of its own
 fn a_sandbox_cannot_change_host_files(host: &Host) {
     let file = host.file("file", 0o666, "host bytes");
     let dir = host.open_dir("dir");
@@ -127,7 +127,7 @@ fn a_sandbox_cannot_change_host_files(host: &Host) {
     assert_eq!(fs::read(format!("{dir}/new")).unwrap(), b"x", "control: a grant reaches the host");
 }
 
-// F4
+// F4: read-only mounts
 fn a_sandbox_cannot_change_what_it_was_given_read_only(host: &Host) {
     let dir = host.open_dir("given");
     let file = host.file("given/file", 0o666, "host bytes");
@@ -149,7 +149,7 @@ fn a_sandbox_cannot_change_what_it_was_given_read_only(host: &Host) {
     assert_ne!(state_of(&file), before, "control: the same attempt on a writable mount");
 }
 
-// F5
+// F5: an /etc of its own
 fn the_hosts_password_hashes_are_not_in_the_sandbox(host: &Host) {
     let control = host.bare_root().ask("read /etc/shadow");
     assert!(control.field("text").starts_with("root:"), "control: the host has them: {control:?}");
@@ -163,7 +163,7 @@ fn the_hosts_password_hashes_are_not_in_the_sandbox(host: &Host) {
     }
 }
 
-// F6
+// F6: pivot_root, the old root detached
 fn dots_do_not_lead_above_the_root(host: &Host) {
     let secret = host.file("secret", 0o644, "s3cret");
     let climb = format!("walk-up {secret}");
@@ -175,7 +175,7 @@ fn dots_do_not_lead_above_the_root(host: &Host) {
     host.sandbox().allows(&["walk-up /etc/passwd"]);
 }
 
-// F7
+// F7: seccomp; no capability
 fn chroot_does_not_lead_above_the_root(host: &Host) {
     let secret = host.file("secret", 0o644, "s3cret");
     let cage = host.open_dir("cage");
@@ -188,7 +188,7 @@ fn chroot_does_not_lead_above_the_root(host: &Host) {
     host.sandbox().refuses(&tries, REFUSED);
 }
 
-// F8
+// F8: pid namespace, hidepid
 fn the_root_and_cwd_links_of_proc_stay_inside(host: &Host) {
     let secret = host.file("secret", 0o644, "s3cret");
     let links = [
@@ -209,7 +209,7 @@ fn the_root_and_cwd_links_of_proc_stay_inside(host: &Host) {
     host.sandbox().allows(&["read /proc/self/root/etc/passwd"]);
 }
 
-// F9
+// F9: seccomp; no capability
 fn a_file_handle_does_not_open_the_hosts_root(host: &Host) {
     require(&[Feature::FileHandles]);
     let shared = host.open_dir("shared");
@@ -218,7 +218,7 @@ fn a_file_handle_does_not_open_the_hosts_root(host: &Host) {
     host.sandbox().with(&format!("--rw {shared}")).refuses(&mounts, &["EPERM"]);
 }
 
-// F13
+// F13: mount namespace
 fn a_link_or_rename_does_not_cross_into_a_shared_mount(host: &Host) {
     let shared = host.open_dir("shared");
     host.file("shared/host", 0o666, "host bytes");
@@ -243,7 +243,7 @@ fn a_link_or_rename_does_not_cross_into_a_shared_mount(host: &Host) {
     sandbox.allows(&[format!("put {shared}/a x"), format!("link {shared}/a {shared}/b")]);
 }
 
-// F13
+// F13: mount namespace; Landlock
 fn a_directory_moved_out_of_a_bind_does_not_lead_above_it(host: &Host) {
     let escape = |name: &str, sandboxed: bool| {
         let inner = host.open_dir(&format!("{name}/inner"));
@@ -269,7 +269,7 @@ fn a_directory_moved_out_of_a_bind_does_not_lead_above_it(host: &Host) {
     assert!(!escape("sandboxed", true), "the walk led out of the bind");
 }
 
-// F10
+// F10: set-up by descriptor
 fn a_link_left_in_a_bind_is_not_followed_by_the_next_sandbox(host: &Host) {
     let shared = host.open_dir("kept");
     let secret = host.open_dir("elsewhere");
@@ -330,7 +330,7 @@ fn links_planted_where_set_up_walks_are_refused_and_change_nothing(host: &Host) 
     assert_eq!((state_of(&secret), owner(&away).unwrap()), before, "as it was, and nobody else's");
 }
 
-// F11
+// F11: set-up by descriptor
 fn a_link_swapped_in_during_the_start_is_never_followed(host: &Host) {
     let tries: u32 = std::env::var("WARREN_RACES").map_or(40, |n| n.parse().unwrap());
     let (kept, away) = (host.open_dir("kept"), host.open_dir("elsewhere"));
@@ -382,7 +382,7 @@ fn a_link_swapped_in_during_the_start_is_never_followed(host: &Host) {
     assert!(seen > 0 && refused > 0, "control: both were found: {seen}, {refused}");
 }
 
-// F12
+// F12: user namespace
 fn marks_of_the_overlay_cannot_be_forged(host: &Host) {
     let layers = host.open_dir("layers");
     // Control: on an upper layer of their own, out of reach of the overlay, the marks do their work.
@@ -428,7 +428,7 @@ fn marks_of_the_overlay_cannot_be_forged(host: &Host) {
     }
 }
 
-// F14
+// F14: a root of its own; quota
 fn an_archive_unpacks_inside_or_not_at_all(host: &Host) {
     let (image, escape) = (host.open_dir("image"), host.at("escaped"));
     let secret = host.file("secret", 0o644, "s3cret");
@@ -471,7 +471,7 @@ fn an_archive_unpacks_inside_or_not_at_all(host: &Host) {
     bound.refuses(&links, ABSENT);
 }
 
-// F15
+// F15: set-up by descriptor
 fn a_bound_file_that_is_none_blocks_nobody(host: &Host) {
     let script = "set -e; mkfifo -m 666 fifo; mknod -m 666 device c 1 11; truncate -s 1T sparse; chmod 644 sparse";
     let made = host.bare_root().cwd(host.path("")).run(&["sh", "-c", script]);
@@ -503,7 +503,7 @@ fn a_bound_file_that_is_none_blocks_nobody(host: &Host) {
     assert_ne!(place.run(&["sh", "-c", &large]).code, Some(0), "a terabyte does not fit");
 }
 
-// F16
+// F16: UTS namespace, an /etc of its own
 fn the_host_is_not_named_inside(host: &Host) {
     let cwd = host.open_dir("tenant-s3cret");
     let outside = rustix::system::uname();

@@ -29,7 +29,7 @@ pub(crate) const CALLS: &str = "io_uring_setup io_uring_enter io_uring_register 
     clock_adjtime sethostname setdomainname open_by_handle_at setns chroot mount umount2 fsopen fsmount fsconfig \
     fspick move_mount open_tree mount_setattr process_vm_writev";
 
-// K1-K17, K19-K21
+// K1-K17, K19-K21: seccomp
 fn no_dangerous_call_passes_the_filter(host: &Host) {
     require(&[Feature::IoUring, Feature::Bpf, Feature::Userfaultfd, Feature::Keyrings]);
     require(&[Feature::PerfEvents, Feature::Fanotify]);
@@ -89,7 +89,7 @@ fn verdict(programs: &[Vec<Instruction>], arch: u32, nr: u32) -> Action {
     all.reduce(|strictest, next| next.stacked_on(strictest)).unwrap()
 }
 
-// K18
+// K18: seccomp
 fn a_child_can_be_traced_only_where_the_profile_says_so(host: &Host) {
     host.bare().allows(&["sys ptrace"]);
     host.sandbox().with("--profile strict").refuses(&["sys ptrace"], &["EPERM"]);
@@ -102,7 +102,7 @@ fn a_child_can_be_traced_only_where_the_profile_says_so(host: &Host) {
     }
 }
 
-// K22, K23
+// K22, K23: seccomp (architecture)
 fn foreign_call_conventions_are_refused(host: &Host) {
     require(&[Feature::I386]);
     host.bare().allows(&["int80", "sys native"]);
@@ -123,7 +123,7 @@ fn foreign_call_conventions_are_refused(host: &Host) {
     }
 }
 
-// K24-K29
+// K24-K29: seccomp
 fn only_harmless_socket_families_can_be_made(host: &Host) {
     require(&[Feature::PacketSockets, Feature::Ipv6]);
     let [packet, icmp, icmp6, vsock] =
@@ -159,7 +159,7 @@ fn only_harmless_socket_families_can_be_made(host: &Host) {
     }
 }
 
-// K30
+// K30: seccomp (default: refuse)
 fn a_call_newer_than_the_filter_is_refused(host: &Host) {
     // 467 is open_tree_attr, which came with Linux 6.15: younger than the tables of most filters.
     let young = host.bare_root().ask("numbers 467 467");

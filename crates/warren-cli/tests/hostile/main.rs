@@ -1,6 +1,7 @@
 //! The hostile suite: code in a sandbox tries to get out, and must not.
 //!
-//! One module per part of section 4 of the threat list; a comment above each test names its rows. Every
+//! One module per part of section 4 of the threat list; a comment above each test names its rows, and what
+//! holds there: `ci/isolation` makes the table of `docs/isolation.md` of them, and of which tests passed. Every
 //! test runs twice, `as_root` and `as_user`, has a control that shows the attempt succeeding where it
 //! may, and ends with the host as it was before. The attempts are made by `tests/probe/probe.c`.
 //!
@@ -16,10 +17,10 @@
 macro_rules! hostile {
     ($($name:ident),+ $(,)?) => {
         mod as_root {
-            $(#[test] fn $name() { crate::host::check(crate::host::Who::Root, super::$name); })+
+            $(#[test] fn $name() { crate::host::check(crate::host::Who::Root, stringify!($name), super::$name); })+
         }
         mod as_user {
-            $(#[test] fn $name() { crate::host::check(crate::host::Who::Nobody, super::$name); })+
+            $(#[test] fn $name() { crate::host::check(crate::host::Who::Nobody, stringify!($name), super::$name); })+
         }
     };
 }
@@ -29,7 +30,7 @@ macro_rules! hostile {
 macro_rules! hostile_as_root_inside {
     ($($name:ident),+ $(,)?) => {
         mod as_root_inside {
-            $(#[test] fn $name() { crate::host::check(crate::host::Who::RootInside, super::$name); })+
+            $(#[test] fn $name() { crate::host::check(crate::host::Who::RootInside, stringify!($name), super::$name); })+
         }
     };
 }

@@ -37,7 +37,7 @@ fn own_address(towards: &str, from: &str) -> Option<String> {
     Some(socket.local_addr().ok()?.ip().to_string())
 }
 
-// N1
+// N1: network namespace
 fn loopback_of_the_host_is_not_reached(host: &Host) {
     let victim = host.bare().start(&["victim n1 0"]);
     let port = victim.said("port");
@@ -54,7 +54,7 @@ fn loopback_of_the_host_is_not_reached(host: &Host) {
     }
 }
 
-// N2
+// N2: network namespace, Landlock; a root of its own
 fn sockets_of_the_host_are_not_reached(host: &Host) {
     let _victim = host.bare().start(&["victim n2 0"]);
     let path = host.path("socket");
@@ -67,7 +67,7 @@ fn sockets_of_the_host_are_not_reached(host: &Host) {
     }
 }
 
-// N3
+// N3: a root of its own
 fn service_sockets_are_absent(host: &Host) {
     let tag = host.path("").file_name().unwrap().to_str().unwrap().to_owned();
     let ours = format!("/run/{tag}.sock");
@@ -92,7 +92,7 @@ fn service_sockets_are_absent(host: &Host) {
     }
 }
 
-// N5
+// N5: network namespace without a route
 fn no_route_leads_out(host: &Host) {
     let outside = host.bare().ask("read /proc/self/net/dev").detail;
     assert!(

@@ -39,7 +39,7 @@ hostile_as_root_inside! {
 /// `null`: /dev/null lies over the file.
 const REFUSED: &[&str] = &["ENOENT", "EACCES", "EPERM", "EROFS", "ENOTDIR", "null"];
 
-// P1, P2, P3
+// P1, P2, P3: a /proc of its own, read-only parts
 fn no_kernel_setting_opens_for_writing(host: &Host) {
     let named = [
         "kernel/core_pattern",
@@ -76,7 +76,7 @@ fn no_kernel_setting_opens_for_writing(host: &Host) {
     assert_eq!(inside.result, "none", "{inside:?}");
 }
 
-// P4
+// P4: a /proc of its own, masks
 fn kernel_addresses_are_hidden(host: &Host) {
     assert_eq!(host.bare_root().ask("kallsyms").result, "OK", "control: root sees addresses");
     host.sandbox().refuses(&["kallsyms"], &["none", "ENOENT", "EACCES", "EPERM"]);
@@ -84,7 +84,7 @@ fn kernel_addresses_are_hidden(host: &Host) {
     assert!(inside.result != "OK" || inside.field("bytes") == "0", "{inside:?}");
 }
 
-// P5
+// P5: a /proc of its own, masks
 fn files_about_the_whole_machine_are_masked(host: &Host) {
     let names = [
         "keys",
@@ -125,7 +125,7 @@ fn files_about_the_whole_machine_are_masked(host: &Host) {
     }
 }
 
-// P6
+// P6: pid namespace
 fn processes_of_the_host_are_invisible(host: &Host) {
     let victim = host.bare().env("VICTIM", "canary-of-the-host").start(&["wait-eof"]);
     let find = "find-in-proc canary-of-the-host";
@@ -140,7 +140,7 @@ fn processes_of_the_host_are_invisible(host: &Host) {
     host.sandbox().refuses(&reads, &["ENOENT"]);
 }
 
-// P7
+// P7: init from a sealed memory file
 fn no_running_binary_opens_for_writing(host: &Host) {
     // Control: a binary of one's own, running from a writable place, is found by the same probe.
     let own = host.sandbox().run(&[
@@ -158,7 +158,7 @@ fn no_running_binary_opens_for_writing(host: &Host) {
         .refuses(&["write /proc/1/exe", "read /proc/1/mem", "write /proc/1/mem"], REFUSED);
 }
 
-// P8
+// P8: no /sys
 fn nothing_in_sys_opens_for_writing(host: &Host) {
     let control = host.bare_root().ask("writable-below /sys/kernel");
     assert_eq!(control.result, "OK", "control: root may write there: {control:?}");
@@ -178,7 +178,7 @@ fn nothing_in_sys_opens_for_writing(host: &Host) {
     }
 }
 
-// P9
+// P9: no cgroup file system; cgroup namespace
 fn no_cgroup_file_opens_for_writing(host: &Host) {
     let hierarchies =
         ["", "/memory", "/pids", "/cpu", "/freezer", "/devices", "/unified", "/systemd"];
@@ -206,7 +206,7 @@ fn no_cgroup_file_opens_for_writing(host: &Host) {
     assert_eq!(host.sandbox().ask("writable-below /sys/fs/cgroup").result, "none");
 }
 
-// P10
+// P10: seccomp; no capability
 fn masks_cannot_be_unmounted_nor_mounts_made_writable(host: &Host) {
     let control = host.bare_mounts().ask("umount-all");
     assert_eq!(
@@ -235,7 +235,7 @@ fn masks_cannot_be_unmounted_nor_mounts_made_writable(host: &Host) {
     host.sandbox().refuses(&remounts, &["EPERM", "EINVAL", "ENOENT"]);
 }
 
-// V1, V3, V4
+// V1, V3, V4: a /dev of its own
 fn no_device_of_the_host_is_in_dev(host: &Host) {
     let control = host.bare_root().ask("list /dev");
     let hosts = control.words("names");
@@ -278,7 +278,7 @@ fn furnished_dev(host: &Host, nodes: &str) -> Vec<String> {
     ["unshare", "--mount", "sh", "-c", &script, "sh"].map(str::to_owned).to_vec()
 }
 
-// V2
+// V2: no capability; nodev mounts
 fn a_device_made_by_mknod_does_not_open(host: &Host) {
     let shared = host.open_dir("shared");
     let devices = [
@@ -301,7 +301,7 @@ fn a_device_made_by_mknod_does_not_open(host: &Host) {
     host.sandbox().with(&format!("--rw {shared}")).refuses(&left, REFUSED);
 }
 
-// V5
+// V5: a devpts of its own
 fn terminals_of_the_host_are_not_in_dev_pts(host: &Host) {
     let on_pty = [&host.at("probe"), "direct", "on-pty"];
     // Around both: a terminal of the host is open while they look.
@@ -325,7 +325,7 @@ fn one_sandbox_does_not_take_the_terminals_of_all(host: &Host) {
     assert_eq!((greedy.result.as_str(), greedy.number("count")), ("ENOSPC", 64), "{greedy:?}");
 }
 
-// V6
+// V6: seccomp (TIOCSTI); a terminal of its own
 fn keys_pushed_into_the_callers_terminal_do_not_arrive(host: &Host) {
     require(&[Feature::Seccomp]);
     let on_pty = [&host.at("probe"), "direct", "on-pty"];

@@ -47,7 +47,7 @@ fn victim(host: &Host, tag: &str) -> Running {
     host.bare().start(&[format!("victim {tag} 0")])
 }
 
-// X1-X4
+// X1-X4: pid namespace
 fn a_host_process_cannot_be_signalled_traced_or_read(host: &Host) {
     let victim = victim(host, "x1");
     let (pid, address) = (victim.said("pid"), victim.said("addr"));
@@ -68,7 +68,7 @@ fn a_host_process_cannot_be_signalled_traced_or_read(host: &Host) {
     host.bare().allows(&tries[..1]);
 }
 
-// X5
+// X5: seccomp; no capability
 fn no_visible_namespace_can_be_entered(host: &Host) {
     assert_eq!(host.bare_root().ask("setns").result, "OK", "control: root enters its own");
     let answer = host.sandbox().ask("setns");
@@ -76,7 +76,7 @@ fn no_visible_namespace_can_be_entered(host: &Host) {
     assert!(answer.number("links") > 0, "there were links to try: {answer:?}");
 }
 
-// X6-X9
+// X6-X9: IPC namespace; seccomp
 fn shared_memory_queues_and_keys_of_the_host_are_invisible(host: &Host) {
     require(&[Feature::SysvIpc, Feature::PosixQueues, Feature::Keyrings]);
     let victim = victim(host, "x6");
@@ -91,7 +91,7 @@ fn shared_memory_queues_and_keys_of_the_host_are_invisible(host: &Host) {
     drop(victim);
 }
 
-// X10-X13
+// X10-X13: namespaces, ids of its own
 fn another_sandbox_is_invisible(host: &Host) {
     // Without a cgroup a sandbox has SysV segments only if its memory is not bounded.
     let sandbox = || host.sandbox().with("--memory none");
@@ -118,7 +118,7 @@ fn another_sandbox_is_invisible(host: &Host) {
     drop(other);
 }
 
-// R1
+// R1: no_new_privs; nosuid mounts
 fn setuid_and_file_capabilities_give_nothing(host: &Host) {
     let dir = host.open_dir("bin");
     for name in ["suid", "sgid", "caps"] {
@@ -160,7 +160,7 @@ fn setuid_and_file_capabilities_give_nothing(host: &Host) {
     }
 }
 
-// R2
+// R2: seccomp
 fn no_new_namespace_can_be_made(host: &Host) {
     let kinds = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time"];
     host.bare().allows(&["unshare user", "clone user", "clone3 user"]);
@@ -176,7 +176,7 @@ fn no_new_namespace_can_be_made(host: &Host) {
     }
 }
 
-// R3
+// R3: seccomp; no capability
 fn nothing_can_be_mounted(host: &Host) {
     let kinds =
         ["tmpfs", "proc", "sysfs", "cgroup", "cgroup2", "mqueue", "devpts", "overlay", "ramfs"];
@@ -203,7 +203,7 @@ fn nothing_can_be_mounted(host: &Host) {
     }
 }
 
-// R4
+// R4: no capability; rlimits
 fn priorities_and_limits_cannot_be_raised(host: &Host) {
     host.bare_root().allows(&["fifo", "nice", "mlock"]);
     // Root on a host that keeps CAP_SYS_RESOURCE back cannot do these two either; what anybody may do
@@ -247,7 +247,7 @@ pub(crate) fn inside(client: i32) -> Vec<i32> {
         .collect()
 }
 
-// R5
+// R5: namespaces, ids, seccomp, no_new_privs, cgroups
 fn every_process_of_a_sandbox_is_walled_off_as_seen_from_the_host(host: &Host) {
     require(&[Feature::PidNamespaces, Feature::NetNamespaces, Feature::CgroupNamespaces]);
     let own = namespaces(i32::try_from(std::process::id()).unwrap());
@@ -310,7 +310,7 @@ fn every_process_of_a_sandbox_is_walled_off_as_seen_from_the_host(host: &Host) {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-// R5, T8
+// R5, T8: PID 1 takes its namespaces along
 fn a_finished_sandbox_leaves_no_namespace(host: &Host) {
     let running = host.sandbox().start(&["wait-eof"]);
     let own = namespaces(i32::try_from(std::process::id()).unwrap());

@@ -61,7 +61,7 @@ fn spawn_time() -> Duration {
     times[10]
 }
 
-// S1
+// S1: pids cgroup, or RLIMIT_NPROC
 fn a_fork_bomb_stops_at_the_limit_and_the_host_still_works(host: &Host) {
     let control = host.bare().ask("forks 200");
     assert_eq!((control.result.as_str(), control.number("count")), ("OK", 200), "control");
@@ -106,7 +106,7 @@ fn small_memory(host: &Host) -> Place<'_> {
     if host.who() == Who::Nobody { sandbox.with("--accept-missing memory") } else { sandbox }
 }
 
-// S2
+// S2: memory cgroup, or init watches
 fn a_memory_bomb_ends_as_out_of_memory(host: &Host) {
     host.bare().allows(&["eat 256 1", "eat 256 16"]);
     let sandbox = small_memory(host);
@@ -128,7 +128,7 @@ fn a_memory_bomb_ends_as_out_of_memory(host: &Host) {
     assert_eq!(many.cause(), "out_of_memory", "{many:#?}");
 }
 
-// S2
+// S2: memory cgroup, or no memfd and no SysV segments
 fn shared_and_unmapped_memory_counts_too(host: &Host) {
     let mut wrong = vec![];
     for kind in ["shared", "memfd", "sysv", "dropped"] {
@@ -155,7 +155,7 @@ fn shared_and_unmapped_memory_counts_too(host: &Host) {
     assert!(wrong.is_empty(), "256 MiB under a limit of 64:\n{}", wrong.concat());
 }
 
-// T14
+// T14: refused before anything is made
 fn a_limit_that_cannot_be_held_is_refused_and_not_weakened(host: &Host) {
     let asked = host.sandbox().with("--memory 64M");
     let ended = asked.run(&["true"]);
@@ -176,7 +176,7 @@ fn a_limit_that_cannot_be_held_is_refused_and_not_weakened(host: &Host) {
     assert_eq!(accepted.cause(), "exited", "control: {accepted:#?}");
 }
 
-// S3
+// S3: the size of one tmpfs
 fn one_quota_bounds_all_that_is_written_anywhere(host: &Host) {
     let places =
         "/workspace /tmp /dev/shm /home/user /var/tmp /run /var /etc /dev /dev/mqueue / /usr /mnt";
@@ -203,7 +203,7 @@ fn one_quota_bounds_all_that_is_written_anywhere(host: &Host) {
     assert_ne!(report.code(), 0, "{report:#?}");
 }
 
-// S4
+// S4: the inodes of one tmpfs
 fn empty_files_run_out(host: &Host) {
     for dir in ["/workspace", "/tmp", "/dev/shm", "/home/user"] {
         host.sandbox().allows(&[format!("many-files {dir} 1000")]);
@@ -212,7 +212,7 @@ fn empty_files_run_out(host: &Host) {
     }
 }
 
-// S5
+// S5: RLIMIT_NOFILE
 fn descriptors_run_out(host: &Host) {
     let control = host.bare().ask("open-many");
     assert!(control.number("count") > 512, "control: the host's limit is higher: {control:?}");
@@ -228,7 +228,7 @@ fn descriptors_run_out(host: &Host) {
     fs::read("/proc/self/status").unwrap();
 }
 
-// S6
+// S6: cpu cgroup, or nice
 fn spinning_sandboxes_leave_the_host_its_share(host: &Host) {
     let share = |text: &str| {
         let words: Vec<_> = text.split([' ', '=']).collect();
@@ -268,7 +268,7 @@ fn peak_kib(pid: i32) -> u64 {
     line.map_or(0, |l| l.trim().trim_end_matches(" kB").parse().unwrap())
 }
 
-// S7
+// S7: pipes of fixed size
 fn an_output_flood_to_a_stalled_reader_stays_bounded(host: &Host) {
     for fd in ["1", "2"] {
         let place = host.sandbox().with("--max-output 1M --timeout 30s");
@@ -294,7 +294,7 @@ fn an_output_flood_to_a_stalled_reader_stays_bounded(host: &Host) {
     assert!(bytes.len() <= (1 << 20) + (128 << 10), "{} bytes got out of 1 MiB", bytes.len());
 }
 
-// S8, as far as one run goes
+// S8: pipes of fixed size
 fn a_reader_that_never_reads_holds_up_nobody(host: &Host) {
     let place = host.sandbox().with("--max-output none --timeout 4s");
     let read = place.run(&place.probe_line(&["flood 8 1"]));
@@ -324,7 +324,7 @@ fn a_reader_that_never_reads_holds_up_nobody(host: &Host) {
     }
 }
 
-// S17
+// S17: ids of its own, or limits of the user namespace
 fn what_the_kernel_has_for_each_user_is_left_to_the_others(host: &Host) {
     let roomy = || host.sandbox().with("--open-files 1000 --timeout 60s");
     for (hold, one) in [("hold-inotify", "inotify"), ("hold-signals", "queue-signal")] {
@@ -366,7 +366,7 @@ fn what_the_kernel_has_for_each_user_is_left_to_the_others(host: &Host) {
     greedy.wait().unwrap();
 }
 
-// S17
+// S17: everything written is in a tmpfs
 fn a_storm_of_writes_reaches_no_disk(host: &Host) {
     let disk = host.open_dir("disk");
     let control = host.bare().ask(&format!("storm {disk} 300"));
@@ -378,7 +378,7 @@ fn a_storm_of_writes_reaches_no_disk(host: &Host) {
     }
 }
 
-// S18
+// S18: PID 1 killed; cgroup.kill
 fn a_stopped_and_a_waiting_process_are_gone_with_their_sandbox(host: &Host) {
     for (profile, how, states) in
         [("default", "stopped", ("D", "T")), ("permissive", "traced", ("D", "t"))]
@@ -445,7 +445,7 @@ fn memory_of(pid: i32, files: [&str; 2]) -> u64 {
     slab.unwrap_or(&text).trim().parse().unwrap()
 }
 
-// S19
+// S19: memory cgroup
 fn what_the_kernel_remembers_for_a_sandbox_is_charged_to_it(host: &Host) {
     const MIB: u64 = 1 << 20;
     if host.who() == Who::Nobody {
@@ -550,7 +550,7 @@ fn no_core_reaches_a_program_of_the_host(host: &Host) {
     assert_eq!(fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap(), before);
 }
 
-// S9
+// S9: init
 fn orphans_are_reaped(host: &Host) {
     assert_eq!(
         host.sandbox().ask("zombie").number("zombies"),
@@ -561,7 +561,7 @@ fn orphans_are_reaped(host: &Host) {
     assert_eq!((answer.number("orphans"), answer.number("zombies")), (150, 0), "{answer:?}");
 }
 
-// S10
+// S10: the tmpfs goes with its namespace
 fn a_deep_directory_goes_with_its_sandbox(host: &Host) {
     for dir in ["/workspace", "/tmp"] {
         let sandbox = host.sandbox().with("--timeout 60s");
@@ -583,7 +583,7 @@ fn with_tag(tag: &str) -> Vec<i32> {
         .collect()
 }
 
-// S11
+// S11: PID 1 killed; a cgroup for each exec
 fn a_daemon_is_gone_with_its_command(host: &Host) {
     let answer = host.bare().ask("daemon s11-control");
     let left = with_tag("s11-control");
@@ -596,7 +596,7 @@ fn a_daemon_is_gone_with_its_command(host: &Host) {
     assert_eq!(with_tag("s11-inside"), [0; 0], "a daemon is left when the run is over");
 }
 
-// S11
+// S11: PID 1 killed; a cgroup for each exec
 fn a_daemon_is_gone_after_a_timeout(host: &Host) {
     let sandbox = host.sandbox().with("--timeout 1s");
     let cases = ["daemon s11-late", "stubborn 3"];
@@ -618,7 +618,7 @@ fn wait_until_gone(tag: &str, what: &str) {
     }
 }
 
-// S12
+// S12: PR_SET_PDEATHSIG, the launcher
 fn nothing_survives_the_client(host: &Host) {
     let stubborn = |place: &Place<'_>, tag: &str| -> Running {
         place.start(&[format!("daemon {tag}"), "stubborn 5".to_owned()])
@@ -688,7 +688,7 @@ fn a_run_whose_helpers_were_killed_still_ends_and_clears_up(host: &Host) {
     assert_eq!(control.end().code, Some(0), "control: with its helpers it ends well");
 }
 
-// S13
+// S13: pid namespace
 fn killing_everything_inside_ends_only_the_sandbox(host: &Host) {
     // First of all: what follows would end the host if the sandbox shared its processes.
     assert!(
@@ -712,7 +712,7 @@ fn killing_everything_inside_ends_only_the_sandbox(host: &Host) {
     assert_eq!(victim.end().code, Some(0), "the host's process");
 }
 
-// S13
+// S13: pid namespace
 fn killing_init_from_outside_ends_the_run(host: &Host) {
     let mut running = host.sandbox().start(&["daemon s13-init", "stubborn 2"]);
     let ours = fs::read_link("/proc/self/ns/pid").unwrap();
@@ -730,7 +730,7 @@ fn killing_init_from_outside_ends_the_run(host: &Host) {
     wait_until_gone("s13-init", "after the end of init");
 }
 
-// S16
+// S16: checked before anything is made
 fn huge_and_odd_arguments_get_through_or_a_clean_error(host: &Host) {
     let probe = host.at("probe");
     let through = |place: &Place<'_>, args: Vec<std::ffi::OsString>, expected: &str, what: &str| {
@@ -847,7 +847,7 @@ fn wall_time_ends_one_who_hides(host: &Host) {
     }
 }
 
-// S20
+// S20: bytes as they are; a terminal of its own
 fn output_is_bytes_and_never_drives_the_callers_terminal(host: &Host) {
     let probe = host.at("probe");
     let expected: Vec<u8> = (0..40).flat_map(|_| 0..=255u8).collect();
