@@ -245,9 +245,9 @@ impl From<SandboxError> for ApiError {
                 StatusCode::SERVICE_UNAVAILABLE
             }
             SandboxError::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
-            SandboxError::Step { .. } | SandboxError::Internal { .. } => {
-                StatusCode::INTERNAL_SERVER_ERROR
-            }
+            SandboxError::Step { .. }
+            | SandboxError::WallOpen { .. }
+            | SandboxError::Internal { .. } => StatusCode::INTERNAL_SERVER_ERROR,
         };
         // A closed port and a full disk are the sandbox's affair, and a client can ask for many.
         let own = [StatusCode::BAD_GATEWAY, StatusCode::INSUFFICIENT_STORAGE];

@@ -15,6 +15,7 @@ use crate::execs::{ExecArgs, LogsArgs, PsArgs, ShellArgs, SignalArgs, WaitArgs};
 use crate::failure::Failure;
 use crate::file_args::{CpArgs, FilesAction};
 use crate::port::PortArgs;
+use crate::receipts::ReceiptAction;
 use crate::snapshots::{DiffArgs, ForkArgs, RestoreArgs, SnapshotAction};
 use crate::templates::TemplateAction;
 use crate::units::{self, Cap};
@@ -68,6 +69,14 @@ pub(crate) enum Action {
     Ls(LsArgs),
     /// Show a sandbox with all that is known of it.
     Show(TargetArgs),
+    /// Try the walls of a sandbox from inside and say what happened.
+    ///
+    /// One that something gets through is destroyed, and the exit code is 125. Limits are tried only
+    /// while nothing has run in it yet; else they are read back from the kernel.
+    Verify(TargetArgs),
+    /// Show and check what was tried of sandboxes, signed by the daemon.
+    #[command(subcommand)]
+    Receipt(ReceiptAction),
     /// Run a command in a sandbox and return its exit code.
     ///
     /// What it writes comes as it is written, and goes on where it was if the daemon is started anew.
@@ -494,6 +503,9 @@ pub(crate) struct CreateArgs {
     /// Take none that a command has run in.
     #[arg(long)]
     pub(crate) fresh: bool,
+    /// Try its walls from inside before it is given, and its limits if nothing has run in it yet.
+    #[arg(long)]
+    pub(crate) verify: bool,
     /// Do this once, however often it is repeated with the same key.
     #[arg(long, value_name = "KEY")]
     pub(crate) idempotency_key: Option<String>,

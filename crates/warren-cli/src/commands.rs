@@ -7,8 +7,8 @@ use serde::Serialize;
 use serde_json::Value;
 use warren_api::rest::wire::{
     AcquiredView, AttachBody, BindMountBody, CreateSandboxBody, DefaultBody, DefaultView, ExecBody,
-    ExecView, LimitsBody, Page, QuotaListView, QuotaView, SandboxView, SelectBody, SessionView,
-    StatsView,
+    ExecView, LimitsBody, Page, QuotaListView, QuotaView, ReceiptView, SandboxView, SelectBody,
+    SessionView, StatsView,
 };
 use warren_api::{EventView, KEY_HEADER};
 
@@ -75,6 +75,7 @@ pub(crate) fn create(args: &CreateArgs) -> Result<u8, Failure> {
             use_pool: args.pool,
             ..SelectBody::default()
         },
+        verify: args.verify,
         ..CreateSandboxBody::default()
     };
     let client = Client::new(&args.client)?;
@@ -247,8 +248,22 @@ pub(crate) fn show(args: &TargetArgs) -> Result<u8, Failure> {
     if args.client.json {
         return show_object(&detail);
     }
-    let mut rows = Vec::new();
+    let (mut detail, mut rows) = (detail, Vec::new());
+    let receipt = detail.as_object_mut().and_then(|fields| fields.remove("receipt"));
     flatten("", &detail, &mut rows);
+    // In short: `warren receipt show` has every attempt.
+    if let Ok(Some(ReceiptView { receipt, .. })) =
+        serde_json::from_value(receipt.unwrap_or_default())
+    {
+        let at = receipt.tried_at.format("%Y-%m-%d %H:%M:%S UTC");
+        rows.push(vec![
+            "receipt".to_owned(),
+            format!("{}, {} on {at}", receipt.verdict, receipt.extent),
+        ]);
+        rows.extend(receipt.layers.iter().map(|layer| {
+            vec![format!("receipt.{}", layer.layer), crate::receipts::in_short(layer)]
+        }));
+    }
     printed(output::print(output::table(&["FIELD", "VALUE"], rows).as_bytes()))
 }
 
@@ -318,6 +333,7 @@ pub(crate) fn exec_at(
         warren::ExecCause::Exited { .. } | warren::ExecCause::Signalled { .. }
     ) {
         say(&format!("warren: ended: {}", shown.cause));
+        shown.denials.iter().for_each(|denial| say(&format!("hint: {denial}")));
     }
     Ok(code)
 }

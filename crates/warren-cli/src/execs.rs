@@ -504,7 +504,10 @@ fn finish(seen: Seen, json: bool) -> Result<u8, Failure> {
     match &end.cause {
         ExecCause::Exited { .. } | ExecCause::Signalled { .. } => {}
         _ if json => {}
-        cause => say(&format!("warren: ended: {cause}")),
+        cause => {
+            say(&format!("warren: ended: {cause}"));
+            end.denials.iter().for_each(|denial| say(&format!("hint: {denial}")));
+        }
     }
     Ok(u8::try_from(end.exit_code & 0xff).unwrap_or(125))
 }

@@ -68,6 +68,11 @@ impl Failure {
         Self { hint: Some(hint.into()), ..self }
     }
 
+    /// Says how the program ends.
+    pub(crate) fn with_exit(self, exit: u8) -> Self {
+        Self { exit, ..self }
+    }
+
     /// Tells whether there is no such program in the sandbox.
     pub(crate) fn is_missing_program(&self) -> bool {
         self.code == "program_not_found"
@@ -136,6 +141,7 @@ impl From<SandboxError> for Failure {
             | SandboxError::Capacity { .. }
             | SandboxError::NoMatch { .. }
             | SandboxError::Conflict { .. }
+            | SandboxError::WallOpen { .. }
             | SandboxError::ShuttingDown
             | SandboxError::Store(_)
             | SandboxError::Internal { .. } => OURS,

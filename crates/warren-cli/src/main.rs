@@ -17,6 +17,7 @@ mod notify;
 mod output;
 mod port;
 mod program;
+mod receipts;
 mod reference;
 mod request;
 mod run;
@@ -50,6 +51,8 @@ fn main() -> ExitCode {
         Action::Create(args) => (args.client.json, commands::create(&args)),
         Action::Ls(args) => (args.client.json, commands::ls(&args)),
         Action::Show(args) => (args.client.json, commands::show(&args)),
+        Action::Verify(args) => (args.client.json, receipts::verify(&args)),
+        Action::Receipt(action) => (action.is_json(), receipts::receipt(&action)),
         Action::Exec(args) => (args.client.json, execs::exec(&args)),
         Action::Shell(args) => (args.client.json, execs::shell(&args)),
         Action::Ps(args) => (args.client.json, execs::ps(&args)),

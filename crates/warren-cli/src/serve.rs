@@ -11,6 +11,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::fmt::format::FmtSpan;
+use warren::receipt::ReceiptKey;
 use warren::store::sqlite::{Retention, SqliteStore};
 use warren::store::{Image, Store};
 use warren::template::Templates;
@@ -101,7 +102,8 @@ async fn run(
     let retention = Retention { events: KEPT_EVENTS, answers: KEPT_ANSWERS };
     let store = SqliteStore::open_keeping(&config.state_dir.join("warren.db"), retention);
     let store = Arc::new(store.map_err(warren::SandboxError::from)?);
-    let (manager, image) = manager(config, backends.clone(), &store).await?;
+    let key = ReceiptKey::open(&config.state_dir.join("receipt.key"))?;
+    let (manager, image) = manager(config, backends.clone(), &store, key).await?;
     let mut allowed_hosts = config.allowed_hosts.clone();
     // Where SDKs that are told a domain alone look for the control plane.
     allowed_hosts.extend(args.e2b_domain.iter().map(|domain| format!("api.{domain}")));
@@ -262,6 +264,7 @@ async fn manager(
     config: &Config,
     backends: Vec<Arc<dyn IsolationBackend>>,
     store: &Arc<SqliteStore>,
+    key: ReceiptKey,
 ) -> Result<(DefaultSandboxManager, Option<Image>), Failure> {
     let mut outlives = false;
     for backend in &backends {
@@ -269,11 +272,13 @@ async fn manager(
     }
     if !outlives {
         tracing::warn!("sandboxes end with the daemon: no backend here can leave them running");
-        return Ok((DefaultSandboxManager::new(backends, config.manager.clone()), None));
+        let manager =
+            DefaultSandboxManager::new_signing(backends, config.manager.clone(), Some(key));
+        return Ok((manager, None));
     }
     let image = Store::load(&**store).await.map_err(warren::SandboxError::from)?;
     let (store, config) = (Arc::clone(store), config.manager.clone());
-    let manager = DefaultSandboxManager::open(backends, config, store).await?;
+    let manager = DefaultSandboxManager::open_signing(backends, config, store, Some(key)).await?;
     Ok((manager, Some(image)))
 }
 

@@ -24,7 +24,7 @@ use crate::plan::{
     self, Entry, EntryKind, INIT_ID, Identity, Lifetime, Owner, Owners, Plan, TMP, UPPER, Users,
     WORKLOAD_ID,
 };
-use crate::protocol::{self, Failure, Proof, Report};
+use crate::protocol::{self, Failure, Proof, Report, tried};
 use crate::serve;
 
 /// What the launcher says when the child may begin; carries the mounts it prepared, and what the child
@@ -156,9 +156,9 @@ fn apply(
     step("open", "/dev/null", quiet_streams())?;
     lock_down(plan, work, &census)?;
     holds("the network namespace", way_out == Some(Errno::NETUNREACH.raw_os_error()))?;
-    prove(plan, &outside)?;
+    let tried = tried::NETWORK | prove(plan, &outside)?;
     let landlock_abi = landlock::abi().unwrap_or_default();
-    Ok((Proof { landlock_abi, owners_shifted: shifted }, meter, census, scratch))
+    Ok((Proof { landlock_abi, owners_shifted: shifted, tried }, meter, census, scratch))
 }
 
 /// Bounds what the sandbox takes of the inotify quota of the one user that it and its caller are.
@@ -669,8 +669,8 @@ pub(crate) fn holds(name: &str, held: bool) -> Result<(), Failure> {
     if held { Ok(()) } else { step("rely on", name, failed) }
 }
 
-/// Tries what must fail now.
-fn prove(plan: &Plan, outside: &OwnedFd) -> Result<(), Failure> {
+/// Tries what must fail now, and says what that was.
+fn prove(plan: &Plan, outside: &OwnedFd) -> Result<u32, Failure> {
     // First in its namespace, and with a parent that is in another.
     let first = rustix::process::getpid() == rustix::process::Pid::INIT;
     holds("the process namespace", first && rustix::process::getppid().is_none())?;
@@ -694,5 +694,7 @@ fn prove(plan: &Plan, outside: &OwnedFd) -> Result<(), Failure> {
     holds("the dropped capabilities", bounded.unwrap_or(false))?;
     // No right is needed for this call, so that only the filter can be what refuses it.
     let refused = keyring::ask().err().and_then(|error| error.raw_os_error());
-    holds("the seccomp filter", refused == Some(Errno::PERM.raw_os_error()))
+    holds("the seccomp filter", refused == Some(Errno::PERM.raw_os_error()))?;
+    let mounts = if tried.is_some() { tried::MOUNTS } else { 0 };
+    Ok(tried::PROCESSES | mounts | tried::LANDLOCK | tried::CAPABILITIES | tried::SECCOMP)
 }

@@ -207,6 +207,11 @@ impl Starter {
     }
 }
 
+/// Bounds the descriptors of this process, as those of every command.
+pub(crate) fn bound_files(most: Option<u64>) -> io::Result<()> {
+    most.map_or(Ok(()), |most| process::limit(Resource::Nofile, most))
+}
+
 /// Finds one of the sandbox's users.
 fn find(name: &[u8]) -> io::Result<User> {
     User::find(name)?.ok_or_else(|| Errno::NOENT.into())

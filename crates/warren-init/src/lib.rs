@@ -15,7 +15,7 @@ pub mod log;
 mod logged;
 pub mod plan;
 mod port;
-mod probe;
+pub mod probe;
 pub mod protocol;
 mod serve;
 pub mod sudo;

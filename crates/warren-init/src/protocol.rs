@@ -56,6 +56,24 @@ pub struct Proof {
     pub landlock_abi: u32,
     /// Owners of the host's files could be shifted into the sandbox's range.
     pub owners_shifted: bool,
+    /// What was tried: the bits of [`tried`].
+    pub tried: u32,
+}
+
+/// What init tries before it says that it is ready, one bit each.
+pub mod tried {
+    /// That it is the first process of a namespace whose parent is elsewhere.
+    pub const PROCESSES: u32 = 1;
+    /// That what the host shows cannot be written.
+    pub const MOUNTS: u32 = 1 << 1;
+    /// That a descriptor of the old root opens nothing.
+    pub const LANDLOCK: u32 = 1 << 2;
+    /// That it holds no capability but those that the plan has; read back.
+    pub const CAPABILITIES: u32 = 1 << 3;
+    /// That a call which needs no right is refused.
+    pub const SECCOMP: u32 = 1 << 4;
+    /// That no route leads out.
+    pub const NETWORK: u32 = 1 << 5;
 }
 
 /// What is asked of init. The first descriptor of each is the socket to answer on.
@@ -72,10 +90,7 @@ pub enum Request {
     /// Let them go on; answered by [`Done`].
     Resume,
     /// Try every wall from where a command stands; answered by [`Tries`].
-    Probe {
-        /// Where somebody listens on the host's own loopback.
-        port: u16,
-    },
+    Probe(Probe),
     /// Say how things are, to one who was not there; answered by [`Standing`].
     Hello,
     /// End the sandbox; the socket closes when it is over.
@@ -348,6 +363,29 @@ pub struct Standing {
     pub running: u32,
 }
 
+/// What to try, and what of the host there is to be reached. What is absent is not tried.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Probe {
+    /// Where somebody listens on the host's own loopback.
+    pub port: Option<u16>,
+    /// The abstract name by which somebody listens on the host.
+    pub socket: Option<Vec<u8>>,
+    /// What to tell whoever listens there, so that it knows us.
+    pub nonce: u64,
+    /// A file or directory of the host that is none of the sandbox's.
+    pub hidden: Option<String>,
+    /// The host's namespaces: what each is called in `/proc/self/ns`, and its inode.
+    pub namespaces: Vec<(String, u64)>,
+    /// How many descriptors a command may have.
+    pub open_files: Option<u64>,
+    /// How many bytes may be written.
+    pub write_bytes: Option<u64>,
+    /// How many processes to start, which is more than there may be.
+    pub processes: Option<u32>,
+    /// How much memory to use, which is more than there may be.
+    pub memory_bytes: Option<u64>,
+}
+
 /// The answer to [`Request::Probe`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tries(pub Vec<Try>);
@@ -357,8 +395,21 @@ pub struct Tries(pub Vec<Try>);
 pub struct Try {
     /// What was tried.
     pub name: String,
-    /// What the kernel said; 0 if it let us.
-    pub errno: i32,
+    /// What happened.
+    pub said: Said,
+}
+
+/// What happened when something was tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Said {
+    /// The kernel said this; 0 if it let us.
+    Errno(i32),
+    /// What is there is another than the host's.
+    Apart,
+    /// It is the host's own.
+    Same,
+    /// The one who tried was ended by this signal.
+    Signalled(i32),
 }
 
 /// Sends `message` and `fds` as one packet.

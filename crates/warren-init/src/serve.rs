@@ -288,7 +288,7 @@ impl Init<'_> {
             Request::Follow(name) => self.follow(&name, reply, fds.pop()),
             Request::Suspend => answer(&reply, self.suspend()),
             Request::Resume => answer(&reply, self.resume()),
-            Request::Probe { port } => probe::run(&self.starter, &reply, port),
+            Request::Probe(asked) => probe::run(&self.starter, &reply, &asked),
             Request::Hello => {
                 let running = self.running.len().try_into().unwrap_or(u32::MAX);
                 let standing = Standing { suspended: self.suspended.is_some(), running };

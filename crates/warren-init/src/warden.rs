@@ -27,7 +27,7 @@ use crate::account::{Census, Meter};
 use crate::apply::{self, Inherited, holds};
 use crate::launcher::step;
 use crate::plan::{HOME, INIT_ID, Lifetime, Plan, Rules, SCRATCH, WORKLOAD_ID, WORKSPACE};
-use crate::protocol::{self, Failure, Proof, Report};
+use crate::protocol::{self, Failure, Proof, Report, tried};
 use crate::serve;
 
 /// The first Landlock that keeps signals inside.
@@ -252,7 +252,11 @@ fn become_init(plan: &Plan, rules: &Rules, control: &OwnedFd, inherited: Inherit
     match lock_down(plan, rules, inherited.work.as_ref(), inherited.base) {
         Ok((meter, census, directory)) => {
             let landlock_abi = landlock::abi().unwrap_or_default();
-            let ready = Report::Ready(Proof { landlock_abi, owners_shifted: false });
+            let ready = Report::Ready(Proof {
+                landlock_abi,
+                owners_shifted: false,
+                tried: tried::LANDLOCK | tried::CAPABILITIES | tried::SECCOMP,
+            });
             let _ = protocol::send(control, &ready, &[]);
             serve::serve(plan, control, inherited, directory, meter, census)
         }

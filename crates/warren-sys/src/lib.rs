@@ -17,6 +17,7 @@ pub mod process;
 pub mod seccomp;
 pub mod socket;
 pub mod spawn;
+pub mod surface;
 
 use std::io;
 

@@ -4,11 +4,12 @@
 //! is enough for an embedder; [`backend`] holds the ways of walling a sandbox off from the host;
 //! [`layers`] keeps the files that sandboxes stand on, and [`image`] brings them from elsewhere;
 //! [`manager`] gives sandboxes to clients and takes them back; [`store`] keeps what outlives it;
-//! [`template`] builds what sandboxes are made from by name;
+//! [`template`] builds what sandboxes are made from by name; [`receipt`] says what was tried of one;
 //! [`shell`] runs commands in one shell that keeps its state.
 
 pub mod backend;
 pub mod contract;
+pub mod denial;
 #[cfg(feature = "fuzz")]
 #[doc(hidden)]
 pub mod fuzz;
@@ -16,6 +17,7 @@ pub mod image;
 pub mod layers;
 pub mod manager;
 pub mod profile;
+pub mod receipt;
 pub mod shell;
 pub mod snapshot;
 pub mod store;

@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 use utoipa::ToSchema;
 use warren::{
-    ExecCause, ExecContext, ExecEnd, ExecId, ExecInfo, ExecInput, ExecOptions, FoundExec,
+    Denial, ExecCause, ExecContext, ExecEnd, ExecId, ExecInfo, ExecInput, ExecOptions, FoundExec,
     LogOverflow, LogPiece, LogRead, LogStream, LogWait, SandboxError, SandboxId, TerminalSize,
 };
 
@@ -143,13 +143,17 @@ pub struct ExecEndView {
     pub tasks_started: u64,
     /// When it was seen to end.
     pub ended_at: DateTime<Utc>,
+    /// The limit that ended it, if one did, with what would allow it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<Object>)]
+    pub denials: Vec<Denial>,
 }
 
 impl From<ExecEnd> for ExecEndView {
     fn from(end: ExecEnd) -> Self {
-        let ExecEnd { cause, exit_code, duration, usage, tasks_started, ended_at } = end;
+        let ExecEnd { cause, exit_code, duration, usage, tasks_started, ended_at, denials } = end;
         let (duration_ms, usage) = (millis(duration), usage.into());
-        Self { exit_code, cause, duration_ms, usage, tasks_started, ended_at }
+        Self { exit_code, cause, duration_ms, usage, tasks_started, ended_at, denials }
     }
 }
 

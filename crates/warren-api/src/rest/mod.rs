@@ -3,6 +3,7 @@
 pub mod execs;
 pub mod files;
 pub(crate) mod ports;
+mod receipts;
 mod sandboxes;
 mod sessions;
 pub mod shells;
@@ -88,6 +89,9 @@ fn parts(api: &Api) -> (Router<Api>, Document) {
     let prompt = OpenApiRouter::new()
         .routes(routes!(sandboxes::list))
         .routes(routes!(sandboxes::show, sandboxes::destroy))
+        .routes(routes!(receipts::show))
+        .routes(routes!(receipts::verify))
+        .routes(routes!(receipts::key))
         .routes(routes!(execs::list))
         .routes(routes!(execs::show, execs::forget))
         .routes(routes!(execs::signal))

@@ -10,6 +10,7 @@ use axum::response::Response;
 use tokio::sync::oneshot;
 use utoipa::IntoParams;
 use uuid::Uuid;
+use warren::denial;
 use warren::layers::Held;
 use warren::template::Defaults;
 use warren::{
@@ -58,10 +59,15 @@ pub(crate) async fn create(
     let ground = ground(&api, &who, &body.value, &mut spec).await?;
     let options = AcquireOptions { select, base: ground.base.clone(), isolation };
     let key = idempotency::key(&headers)?;
+    let verify = body.value.verify;
     let work = {
         let (api, who) = (api.clone(), who.clone());
         async move {
             let (session, sandbox) = api.acquire_with(&who, &spec, &options).await?;
+            if verify && let Err(error) = api.manager().verify(sandbox.id()).await {
+                api.undo(&session).await;
+                return Err(error.into());
+            }
             if let Err(error) = api.begin(&*sandbox, &ground.defaults).await {
                 api.undo(&session).await;
                 return Err(error);
@@ -277,6 +283,7 @@ pub(crate) async fn show(
         capabilities: sandbox.capabilities().clone(),
         enforcement: sandbox.enforcement(),
         usage: sandbox.resource_usage().await.ok().map(Into::into),
+        receipt: api.manager().receipt(&id).await.ok().map(Into::into),
     }))
 }
 
@@ -372,7 +379,8 @@ pub(super) async fn run(
     let (sandbox, _) = api.sandbox(who, id).await?;
     let _running = api.run_one(who, noted(id, None, &command)).await?;
     let report = sandbox.exec_report(&command, &ExecContext::default()).await?;
-    Ok(report.into())
+    let limit = denial::of_cause(&report.cause, &sandbox.enforcement().limits);
+    Ok(ExecView { denials: limit.into_iter().collect(), ..report.into() })
 }
 
 /// Joins a sandbox, or makes one that has the id asked for: `sbx-` and a version 4 UUID.

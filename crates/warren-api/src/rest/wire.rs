@@ -12,10 +12,10 @@ use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use warren::{
-    BindMount, Command, Enforcement, ExecCause, ExecReport, IsolationRequirements,
-    RequiredCapabilities, ResourceLimits, ResourceUsage, SandboxCapabilities, SandboxError,
-    SandboxId, SandboxSelectionOptions, SandboxSession, SandboxSpec, SessionState,
-    UnknownIsolation,
+    BindMount, Command, Denial, Enforcement, Envelope, ExecCause, ExecReport,
+    IsolationRequirements, Receipt, RequiredCapabilities, ResourceLimits, ResourceUsage,
+    SandboxCapabilities, SandboxError, SandboxId, SandboxSelectionOptions, SandboxSession,
+    SandboxSpec, SessionState, SignedReceipt, UnknownIsolation,
 };
 
 use super::snapshots::DiffView;
@@ -107,6 +107,10 @@ pub struct CreateSandboxBody {
     pub require: Vec<String>,
     /// Which sandbox may be given.
     pub select: SelectBody,
+    /// Whether its walls are tried from inside before it is given, and its limits too if nothing has run
+    /// in it yet. One that does not hold is destroyed.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub verify: bool,
 }
 
 /// A host path that appears inside.
@@ -477,6 +481,10 @@ pub struct ExecView {
     pub resource_limited: bool,
     /// What it used, where that was measured.
     pub usage: Option<UsageView>,
+    /// The limit that ended it, if one did, with what would allow it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<Object>)]
+    pub denials: Vec<Denial>,
     /// The savepoint that was made before it, and what changed since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub savepoint: Option<SavepointView>,
@@ -506,6 +514,7 @@ impl From<ExecReport> for ExecView {
             duration_ms: millis(output.duration),
             timed_out: output.timed_out,
             resource_limited: output.resource_limited,
+            denials: Vec::new(),
             usage: output.resource_usage.map(Into::into),
             savepoint: None,
         }
@@ -738,6 +747,33 @@ pub struct SandboxDetailView {
     pub enforcement: Enforcement,
     /// What it has used; absent when it could not be asked.
     pub usage: Option<UsageView>,
+    /// What was tried of it the last time; absent when it could not be asked.
+    pub receipt: Option<ReceiptView>,
+}
+
+/// What was tried of a sandbox, and what happened.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ReceiptView {
+    /// The receipt, to be read.
+    #[schema(value_type = Object)]
+    pub receipt: Receipt,
+    /// What is signed of it, in the form of DSSE 1.0: the receipt as JSON in base64, and an Ed25519
+    /// signature. Absent where the daemon has no key.
+    #[schema(value_type = Option<Object>)]
+    pub envelope: Option<Envelope>,
+}
+
+impl From<SignedReceipt> for ReceiptView {
+    fn from(signed: SignedReceipt) -> Self {
+        Self { receipt: signed.receipt, envelope: signed.envelope }
+    }
+}
+
+/// What receipts are checked with.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ReceiptKeyView {
+    /// The daemon's public key: Ed25519, in PEM.
+    pub public_key: String,
 }
 
 /// A new session and its sandbox.

@@ -42,6 +42,8 @@ fn named() -> Vec<(&'static str, &'static str, Value)> {
         ("GET", "/v1/sandboxes/{sandbox}/files/watch?path=/x", none()),
         ("GET", "/v1/sandboxes/{sandbox}/files/tar?path=/x", none()),
         ("PUT", "/v1/sandboxes/{sandbox}/files/tar?path=/x", none()),
+        ("GET", "/v1/sandboxes/{sandbox}/receipt", none()),
+        ("POST", "/v1/sandboxes/{sandbox}/verify", none()),
         ("POST", "/v1/sandboxes/{sandbox}/snapshots", json!({ "name": "x" })),
         ("POST", "/v1/sandboxes/{sandbox}/restore", json!({ "snapshot": "x" })),
         ("POST", "/v1/sandboxes/{sandbox}/undo", none()),

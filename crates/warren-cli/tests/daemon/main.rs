@@ -10,6 +10,7 @@ mod group;
 mod host;
 mod limits;
 mod ports;
+mod receipts;
 mod restart;
 mod serve;
 mod service;

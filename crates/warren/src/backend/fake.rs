@@ -14,17 +14,21 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
+use rustix::io::Errno;
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
+use warren_init::protocol::{Said, Try};
+
 use super::{Capture, Channel, ExecPlan, Room};
 use crate::layers::{Held, Layers};
+use crate::receipt::{Attempt, Walled};
 use crate::{
     BackendCapabilities, BackendHealth, Base, Bound, Command, CreateOptions, EnforcedLimit,
-    Enforcement, ExecCause, ExecContext, ExecOutput, ExecReport, IsolationBackend, IsolationLevel,
-    Limit, PortStream, ProgramFault, ResourceUsage, Result, Sandbox, SandboxCapabilities,
-    SandboxError, SandboxId, SandboxSpec, StreamOutput,
+    Enforcement, ExecCause, ExecContext, ExecOutput, ExecReport, Extent, IsolationBackend,
+    IsolationLevel, Limit, PortStream, ProgramFault, Receipt, ResourceUsage, Result, Sandbox,
+    SandboxCapabilities, SandboxError, SandboxId, SandboxSpec, StreamOutput,
 };
 
 /// A step that can be told to fail or to stall.
@@ -54,6 +58,8 @@ pub enum Step {
     Adopt,
     /// [`IsolationBackend::reclaim`].
     Reclaim,
+    /// [`Sandbox::verify`]; one that fails finds the network open.
+    Verify,
 }
 
 impl fmt::Display for Step {
@@ -71,6 +77,7 @@ impl fmt::Display for Step {
             Self::Claim => "claim the sandbox",
             Self::Adopt => "take over the sandbox",
             Self::Reclaim => "remove the remains",
+            Self::Verify => "try the walls",
         })
     }
 }
@@ -1079,6 +1086,19 @@ impl Sandbox for FakeSandbox {
         self.instance.check_alive().is_ok()
     }
 
+    async fn verify(&self, extent: Extent) -> Result<Receipt, SandboxError> {
+        self.instance.check_alive()?;
+        let errno = match self.backend.pass(Step::Verify).await {
+            Ok(()) => Errno::NETUNREACH.raw_os_error(),
+            Err(_) => 0,
+        };
+        let tries = vec![Try { name: "tcp to 192.0.2.1".to_owned(), said: Said::Errno(errno) }];
+        let (at, took, read_back) = (Utc::now(), None, Vec::new());
+        let attempt = Attempt { extent, at, took, tries, read_back, at_creation: 0 };
+        let walled = Walled { namespaces: true, blocked: &[], limits: &[] };
+        Ok(Receipt::new(self.id(), self.capabilities(), &walled, &attempt))
+    }
+
     async fn suspend(&self) -> Result<(), SandboxError> {
         self.instance.check_alive()?;
         self.backend.pass(Step::Suspend).await?;
@@ -1332,6 +1352,8 @@ mod tests {
                 Step::Claim => fresh.claim(&spec).await.map(drop),
                 Step::Adopt => backend.adopt(fresh.id(), &spec, "").await.map(drop),
                 Step::Reclaim => backend.reclaim(fresh.id()).await,
+                // It is no error, but a wall that is open.
+                Step::Verify => continue,
             };
             assert_eq!(error.unwrap_err().to_string(), format!("cannot {step}"));
         }

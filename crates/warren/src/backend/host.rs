@@ -29,11 +29,14 @@ use tokio::process::Child;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
+use warren_init::protocol::Probe;
+
 use super::{Capture, Channel, ExecPlan, Room};
+use crate::receipt::{self, Attempt, Listening, Nothing};
 use crate::{
     BackendCapabilities, BackendHealth, Bound, Command, CreateOptions, EnforcedLimit, Enforcement,
-    ExecCause, ExecContext, ExecOutput, ExecReport, IsolationBackend, Limit, PortStream,
-    ProgramFault, ResourceLimits, ResourceUsage, Result, Sandbox, SandboxCapabilities,
+    ExecCause, ExecContext, ExecOutput, ExecReport, Extent, IsolationBackend, Limit, PortStream,
+    ProgramFault, Receipt, ResourceLimits, ResourceUsage, Result, Sandbox, SandboxCapabilities,
     SandboxError, SandboxId, SandboxSpec, StreamOutput,
 };
 
@@ -291,7 +294,7 @@ impl Instance {
                 created_at: Utc::now(),
                 time_remaining_ms: None,
             },
-            enforcement: receipt(&spec.limits, &limits),
+            enforcement: enforcement(&spec.limits, &limits),
             id,
             directory,
             workdir,
@@ -690,6 +693,38 @@ impl Sandbox for HostSandbox {
         self.0.run(cmd, ctx, None).await
     }
 
+    fn receipt(&self) -> Receipt {
+        Receipt::unpromised(self.id(), self.capabilities())
+    }
+
+    /// Tries what it does not promise: everything is let through that this process may do.
+    async fn verify(&self, extent: Extent) -> Result<Receipt, SandboxError> {
+        if extent == Extent::Creation {
+            return Ok(self.receipt());
+        }
+        let (at, began, listening) = (Utc::now(), Instant::now(), Listening::start());
+        let mut probe = Probe {
+            hidden: Some(self.0.directory.to_string_lossy().into_owned()),
+            namespaces: receipt::own_namespaces(),
+            open_files: Some(256),
+            write_bytes: Some(1 << 20),
+            processes: (extent >= Extent::Pristine).then_some(8),
+            memory_bytes: (extent >= Extent::Everything).then_some(24 << 20),
+            ..Probe::default()
+        };
+        listening.be_named_in(&mut probe);
+        let tried = tokio::task::spawn_blocking(move || receipt::try_bare(&probe)).await;
+        let tried = tried.map_err(|error| SandboxError::Internal { message: error.to_string() })?;
+        let mut tries = tried.map_err(|source| {
+            let step = "try the walls".to_owned();
+            SandboxError::Step { step, path: None, source }
+        })?;
+        listening.correct(&mut tries);
+        let took = Some(began.elapsed());
+        let attempt = Attempt { extent, at, took, tries, read_back: Vec::new(), at_creation: 0 };
+        Ok(Receipt::new(self.id(), self.capabilities(), &Nothing, &attempt))
+    }
+
     async fn is_alive(&self) -> bool {
         self.0.is_alive()
     }
@@ -753,7 +788,7 @@ fn enforced(asked: &ResourceLimits) -> ResourceLimits {
     }
 }
 
-fn receipt(asked: &ResourceLimits, held: &ResourceLimits) -> Enforcement {
+fn enforcement(asked: &ResourceLimits, held: &ResourceLimits) -> Enforcement {
     let limits = ENFORCED.into_iter().filter_map(|limit| {
         let value = held.get(limit)?;
         Some(EnforcedLimit { limit, value, bound: Bound::Exact, by: "the parent".to_owned() })

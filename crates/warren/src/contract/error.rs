@@ -158,6 +158,14 @@ pub enum SandboxError {
         /// What stands against it.
         reason: String,
     },
+    /// A sandbox was found to be open, and was destroyed.
+    #[error("sandbox `{id}` was destroyed: its walls do not hold: {}", open.join("; "))]
+    WallOpen {
+        /// The sandbox.
+        id: SandboxId,
+        /// What got through: "network: connect to 192.0.2.1".
+        open: Vec<String>,
+    },
     /// The manager shuts down and takes no more work.
     #[error("the sandbox manager is shutting down")]
     ShuttingDown,
@@ -260,6 +268,7 @@ impl SandboxError {
             Self::Capacity { .. } => "capacity",
             Self::NoMatch { .. } => "no_match",
             Self::Conflict { .. } => "conflict",
+            Self::WallOpen { .. } => "wall_open",
             Self::ShuttingDown => "shutting_down",
             Self::Store(_) => "store_unavailable",
             Self::Internal { .. } => "internal",
@@ -273,6 +282,9 @@ impl SandboxError {
             | Self::Unsupported { hint, .. }
             | Self::LimitNotEnforceable { hint, .. } => {
                 Some(hint.as_str()).filter(|hint| !hint.is_empty())
+            }
+            Self::WallOpen { .. } => {
+                Some("use no sandbox of this host, and report it: SECURITY.md")
             }
             Self::NotFound { .. } => Some("`warren ls` lists what there is"),
             Self::AlreadyExists { .. } => Some("choose another name, or use what is there"),

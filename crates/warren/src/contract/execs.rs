@@ -9,7 +9,7 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{ExecCause, ResourceUsage, Result, SandboxError};
+use super::{Denial, ExecCause, ResourceUsage, Result, SandboxError};
 
 /// The longest name of an exec: with what is added to it, it names a file.
 const MAX_ID: usize = 64;
@@ -206,6 +206,9 @@ pub struct ExecEnd {
     pub tasks_started: u64,
     /// When it was seen to end.
     pub ended_at: DateTime<Utc>,
+    /// The limit that ended it, if one did.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub denials: Vec<Denial>,
 }
 
 /// What an exec and all it started have used so far, and what was refused to its sandbox.

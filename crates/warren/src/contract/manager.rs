@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     AcquireOptions, AttachRequest, AttachResult, Base, ForkOptions, IsolationRequirements,
     PoolConfig, Result, Sandbox, SandboxError, SandboxId, SandboxSelectionOptions, SandboxSession,
-    SandboxSpec, SessionTimeouts, Snapshot, SnapshotOptions,
+    SandboxSpec, SessionTimeouts, SignedReceipt, Snapshot, SnapshotOptions,
 };
 
 fn no_snapshots() -> SandboxError {
@@ -203,6 +203,27 @@ pub trait SandboxManager: Send + Sync {
     ) -> Result<Snapshot, SandboxError> {
         let _ = (client_id, name, from);
         Err(no_snapshots())
+    }
+
+    /// Tries the walls of a sandbox from inside. One that does not hold is destroyed, and the error says
+    /// what got through. What nothing has run in yet is tried to the limits.
+    async fn verify(&self, sandbox_id: &SandboxId) -> Result<SignedReceipt, SandboxError> {
+        let _ = sandbox_id;
+        Err(SandboxError::Unsupported {
+            feature: "receipts".to_owned(),
+            backend: "this manager's".to_owned(),
+            hint: "use a manager that keeps them".to_owned(),
+        })
+    }
+
+    /// Returns what was tried of a sandbox the last time.
+    async fn receipt(&self, sandbox_id: &SandboxId) -> Result<SignedReceipt, SandboxError> {
+        Err(SandboxError::NotFound { what: "sandbox", id: sandbox_id.to_string() })
+    }
+
+    /// Returns what receipts are checked with, in PEM, if they are signed.
+    fn receipt_key(&self) -> Option<String> {
+        None
     }
 
     /// Returns all sessions.

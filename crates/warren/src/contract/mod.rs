@@ -8,6 +8,7 @@ mod backend;
 mod base;
 mod capabilities;
 mod command;
+mod denial;
 mod error;
 mod exec;
 mod execs;
@@ -18,6 +19,7 @@ mod limits;
 mod manager;
 mod pool;
 mod port;
+mod receipt;
 mod sandbox;
 mod selection;
 mod session;
@@ -30,6 +32,7 @@ pub use backend::{
 pub use base::{Base, HostTools, LayerId, MAX_LAYERS};
 pub use capabilities::{Enforcement, Layer, SandboxCapabilities};
 pub use command::Command;
+pub use denial::Denial;
 pub use error::{ProgramFault, Result, SandboxError};
 pub use exec::{ExecCause, ExecContext, ExecOutput, ExecReport, ResourceUsage, StreamOutput};
 pub use execs::{
@@ -50,6 +53,9 @@ pub use limits::{Bound, EnforcedLimit, Limit, ResourceLimits, UnknownLimit};
 pub use manager::{SandboxManager, SandboxManagerConfig, SandboxManagerStats};
 pub use pool::PoolConfig;
 pub use port::PortStream;
+pub use receipt::{
+    Envelope, EnvelopeSignature, Extent, Receipt, ReceiptLayer, ReceiptTry, SignedReceipt, Verdict,
+};
 pub use sandbox::Sandbox;
 pub use selection::{RequiredCapabilities, SandboxSelectionOptions};
 pub use session::{AttachRequest, AttachResult, SandboxSession, SessionState, SessionTimeouts};

@@ -8,8 +8,8 @@ use tokio::sync::mpsc;
 
 use super::{
     Base, Capture, Command, DiffEntry, DiffOptions, Enforcement, ExecContext, ExecId, ExecOptions,
-    ExecOutput, ExecReport, FoundExec, PortStream, ResourceUsage, Result, SandboxCapabilities,
-    SandboxError, SandboxFiles, SandboxId, SandboxSpec, StreamOutput,
+    ExecOutput, ExecReport, Extent, FoundExec, PortStream, Receipt, ResourceUsage, Result,
+    SandboxCapabilities, SandboxError, SandboxFiles, SandboxId, SandboxSpec, StreamOutput,
 };
 
 /// One sandbox: a place on a host where commands run behind walls.
@@ -196,6 +196,18 @@ pub trait Sandbox: Send + Sync {
     /// Returns what holds it, as far as that was proved by trying.
     fn enforcement(&self) -> Enforcement {
         Enforcement::default()
+    }
+
+    /// Says what was tried when it was made.
+    fn receipt(&self) -> Receipt {
+        Receipt::untried(self.id(), self.capabilities())
+    }
+
+    /// Tries its walls from inside and says what happened. Beyond [`Extent::Walls`] nothing may run in
+    /// it: limits are lowered for the moment.
+    async fn verify(&self, extent: Extent) -> Result<Receipt, SandboxError> {
+        let _ = extent;
+        Ok(self.receipt())
     }
 }
 

@@ -13,10 +13,10 @@ use super::session::Held;
 use crate::shell::is_shell;
 use crate::{
     Base, Capture, Command, DiffEntry, DiffOptions, Enforcement, ExecContext, ExecEnd, ExecHandle,
-    ExecId, ExecInfo, ExecMeasure, ExecOptions, ExecOutput, ExecReport, FoundExec, LogRead,
-    LogWait, PortStream, ResourceUsage, Result, Sandbox, SandboxCapabilities, SandboxError,
-    SandboxFiles, SandboxId, SandboxSession, SessionState, SnapshotOptions, StreamOutput,
-    TerminalSize,
+    ExecId, ExecInfo, ExecMeasure, ExecOptions, ExecOutput, ExecReport, Extent, FoundExec, LogRead,
+    LogWait, PortStream, Receipt, ResourceUsage, Result, Sandbox, SandboxCapabilities,
+    SandboxError, SandboxFiles, SandboxId, SandboxSession, SessionState, SnapshotOptions,
+    StreamOutput, TerminalSize,
 };
 
 /// A sandbox as its clients hold it.
@@ -406,5 +406,15 @@ impl Sandbox for Guarded {
 
     fn enforcement(&self) -> Enforcement {
         self.handle.enforcement()
+    }
+
+    fn receipt(&self) -> Receipt {
+        self.handle.receipt()
+    }
+
+    /// Tries as much as whatever runs in it lets; what is found open is destroyed.
+    async fn verify(&self, _: Extent) -> Result<Receipt, SandboxError> {
+        let _work = self.begin(Use::Looks)?;
+        Ok(self.inner.verify(self.handle.id()).await?.receipt)
     }
 }

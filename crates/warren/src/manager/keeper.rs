@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout};
-use tracing::{debug, warn};
+use tracing::{debug, error, warn};
 
 use super::Inner;
 use super::bounded::{bounded, caught};
@@ -20,8 +20,8 @@ use super::snapshots::CAPTURE_TIME;
 use crate::layers;
 use crate::store::{Change, Phase, SandboxRecord};
 use crate::{
-    Base, Capture, CreateOptions, Result, Sandbox, SandboxError, SandboxId, SandboxSession,
-    SandboxSpec, SessionState,
+    Base, Capture, CreateOptions, Extent, ReceiptLayer, Result, Sandbox, SandboxError, SandboxId,
+    SandboxSession, SandboxSpec, SessionState, SignedReceipt, Verdict,
 };
 
 /// How many requests may wait for one sandbox.
@@ -50,6 +50,8 @@ pub(super) enum Request {
     Capture { reply: Reply<Capture> },
     /// Be made anew on other ground, which is held until then.
     Rebase { base: Base, held: layers::Held, reply: Reply<()> },
+    /// Have the walls tried.
+    Verify { reply: Reply<SignedReceipt> },
     /// Become the default sandbox.
     MakeDefault { reply: Reply<()> },
     /// End what timed out, and do what could not be done before.
@@ -231,6 +233,16 @@ impl Keeper {
                 drop(held);
                 let _ = reply.send(rebased);
             }
+            Request::Verify { reply } => {
+                // Who asked may be gone; then nobody need wait for this.
+                if !reply.is_closed() {
+                    let verified = self.verify(Extent::Everything).await;
+                    if verified.is_ok() {
+                        self.write_running().await;
+                    }
+                    let _ = reply.send(verified);
+                }
+            }
             Request::MakeDefault { reply } => drop(reply.send(self.make_default().await)),
             Request::Tend { reply } => drop(reply.send(self.tend().await)),
             Request::Flush { reply } => drop(reply.send(self.flush().await)),
@@ -382,7 +394,44 @@ impl Keeper {
         Ok(joined(held, handle, mailbox, Wanted::End))
     }
 
+    /// Tries the walls, as far as that is gentle on whatever runs. What is found open is destroyed.
+    async fn verify(&mut self, most: Extent) -> Result<SignedReceipt> {
+        let handle = self.handle()?;
+        let state = {
+            let registry = self.inner.registry();
+            registry.sandboxes.get(&self.id).map(|entry| (entry.life, entry.used))
+        };
+        let extent = match state {
+            Some((Life::Suspended, _)) => {
+                return Err(SandboxError::Suspended { id: self.id.clone() });
+            }
+            Some((Life::Running | Life::Creating, used)) if used => most.min(Extent::Walls),
+            Some((Life::Running | Life::Creating, _)) => most,
+            Some((Life::Ending, _)) | None => return Err(self.lost()),
+        };
+        let receipt = bounded("trying the walls", TURN_TIME, handle.verify(extent)).await?;
+        let got_through = |layer: &ReceiptLayer| {
+            let open = layer.tries.iter().filter(|one| one.verdict == Verdict::Open);
+            let open: Vec<_> = open.map(|one| format!("{} ({})", one.what, one.said)).collect();
+            format!("{}: {}", layer.layer, open.join(", "))
+        };
+        let open: Vec<_> = receipt.open().map(got_through).collect();
+        if !open.is_empty() {
+            error!(sandbox = %self.id, open = open.join("; "), "a sandbox is open: destroying it");
+            let _ = self.destroy(Vec::new(), false).await;
+            return Err(SandboxError::WallOpen { id: self.id.clone(), open });
+        }
+        let signed = self.inner.sign(receipt)?;
+        self.update(|entry| entry.receipt = Some(Arc::new(signed.clone())));
+        Ok(signed)
+    }
+
     async fn become_warm(&mut self) -> bool {
+        if let Err(error) = self.verify(Extent::Pristine).await {
+            warn!(sandbox = %self.id, %error, "a warm sandbox could not be verified");
+            let _ = self.destroy(Vec::new(), false).await;
+            return false;
+        }
         let record = self.record(Phase::Running).map(Change::PutSandbox);
         if let Err(error) = self.inner.persist(record.into_iter()).await {
             warn!(sandbox = %self.id, %error, "a warm sandbox could not be recorded");
@@ -694,6 +743,8 @@ impl Keeper {
             self.update(|entry| (entry.base, entry.dirty) = (old, true));
             return Err(error);
         }
+        // Whatever was tried was tried of another.
+        self.update(|entry| entry.receipt = None);
         let rebased = bounded("restoring the sandbox", CAPTURE_TIME, handle.rebase(&base)).await;
         if let Err(error) = rebased {
             if !self.is_alive(&handle).await {

@@ -45,12 +45,14 @@ use self::pool::Backoff;
 use self::registry::{Entry, Found, Life, Place, Registry};
 use self::selection::{Asked, Chosen, Needs, backend_lacks, cost, labels_missing, same_spec};
 use self::session::Held;
+use crate::receipt::ReceiptKey;
 use crate::store::{Change, Store, StoreError};
 use crate::{
     AcquireOptions, AttachRequest, AttachResult, BackendCapabilities, BackendHealth, Base,
-    CreateOptions, ForkOptions, IsolationBackend, IsolationRequirements, Limit, Result, Sandbox,
-    SandboxError, SandboxId, SandboxManager, SandboxManagerConfig, SandboxManagerStats,
-    SandboxSelectionOptions, SandboxSession, SandboxSpec, SessionState, Snapshot, SnapshotOptions,
+    CreateOptions, ForkOptions, IsolationBackend, IsolationRequirements, Limit, Receipt, Result,
+    Sandbox, SandboxError, SandboxId, SandboxManager, SandboxManagerConfig, SandboxManagerStats,
+    SandboxSelectionOptions, SandboxSession, SandboxSpec, SessionState, SignedReceipt, Snapshot,
+    SnapshotOptions,
 };
 
 /// How long a backend may take to tell what it can do or how it does.
@@ -89,6 +91,8 @@ struct Inner {
     registry: Mutex<Registry>,
     /// Held while the default sandbox is changed, so that store and registry change in one order.
     default_turn: tokio::sync::Mutex<()>,
+    /// What receipts are signed with.
+    key: Option<ReceiptKey>,
     backoff: Mutex<Backoff>,
     /// Held while what could not be taken over is tried again.
     recovering: tokio::sync::Mutex<()>,
@@ -151,7 +155,16 @@ impl DefaultSandboxManager {
     ///
     /// Its background tasks start at once inside a tokio runtime, else with the first call.
     pub fn new(backends: Vec<Arc<dyn IsolationBackend>>, config: SandboxManagerConfig) -> Self {
-        let manager = Self::build(backends, config, None);
+        Self::new_signing(backends, config, None)
+    }
+
+    /// Likewise, with a key that what was tried of sandboxes is signed with.
+    pub fn new_signing(
+        backends: Vec<Arc<dyn IsolationBackend>>,
+        config: SandboxManagerConfig,
+        key: Option<ReceiptKey>,
+    ) -> Self {
+        let manager = Self::build(backends, config, None, key);
         if tokio::runtime::Handle::try_current().is_ok() {
             manager.inner.start();
         }
@@ -165,7 +178,17 @@ impl DefaultSandboxManager {
         config: SandboxManagerConfig,
         store: Arc<dyn Store>,
     ) -> Result<Self> {
-        let manager = Self::build(backends, config, Some(store));
+        Self::open_signing(backends, config, store, None).await
+    }
+
+    /// Likewise, with a key that what was tried of sandboxes is signed with.
+    pub async fn open_signing(
+        backends: Vec<Arc<dyn IsolationBackend>>,
+        config: SandboxManagerConfig,
+        store: Arc<dyn Store>,
+        key: Option<ReceiptKey>,
+    ) -> Result<Self> {
+        let manager = Self::build(backends, config, Some(store), key);
         manager.inner.recover().await?;
         manager.inner.start();
         Ok(manager)
@@ -175,6 +198,7 @@ impl DefaultSandboxManager {
         backends: Vec<Arc<dyn IsolationBackend>>,
         config: SandboxManagerConfig,
         store: Option<Arc<dyn Store>>,
+        key: Option<ReceiptKey>,
     ) -> Self {
         let known = |backend| Known { backend, probed: tokio::sync::Mutex::default() };
         let stop = CancellationToken::new();
@@ -184,6 +208,7 @@ impl DefaultSandboxManager {
             store,
             registry: Mutex::default(),
             default_turn: tokio::sync::Mutex::default(),
+            key,
             backoff: Mutex::default(),
             recovering: tokio::sync::Mutex::default(),
             pool_kick: Notify::new(),
@@ -491,6 +516,7 @@ impl Inner {
             ceded: false,
             timed_out: false,
             dirty: false,
+            receipt: None,
         };
         let max = self.config.max_sandboxes;
         let place = self.registry().take_place(&place_id, entry, max, fitting.max, evict)?;
@@ -848,6 +874,19 @@ impl Inner {
         }
     }
 
+    /// Has the walls of a sandbox tried.
+    async fn verify(&self, id: &SandboxId) -> Result<SignedReceipt> {
+        let unknown = || SandboxError::NotFound { what: "sandbox", id: id.to_string() };
+        let mailbox = {
+            let registry = self.registry();
+            let entry = registry.sandboxes.get(id).filter(|entry| entry.owner.is_some());
+            entry.map(|entry| entry.mailbox.clone()).ok_or_else(unknown)?
+        };
+        let (reply, done) = oneshot::channel();
+        self.post(&mailbox, Request::Verify { reply })?;
+        done.await.unwrap_or_else(|_| Err(unknown()))
+    }
+
     /// Moves a session, if it is the caller's.
     async fn move_session(
         self: &Arc<Self>,
@@ -878,6 +917,14 @@ impl Inner {
                 Ok(Err(SandboxError::SessionEnded { .. })) | Err(_) => {}
                 Ok(outcome) => return outcome,
             }
+        }
+    }
+
+    /// Vouches for a receipt, if there is a key to do so with.
+    fn sign(&self, receipt: Receipt) -> Result<SignedReceipt> {
+        match &self.key {
+            Some(key) => key.sign(receipt),
+            None => Ok(SignedReceipt { receipt, envelope: None }),
         }
     }
 
@@ -1040,6 +1087,31 @@ impl SandboxManager for DefaultSandboxManager {
         from: Box<dyn std::io::Read + Send>,
     ) -> Result<Snapshot, SandboxError> {
         self.inner.import_snapshot(client_id, name, from).await
+    }
+
+    async fn verify(&self, sandbox_id: &SandboxId) -> Result<SignedReceipt, SandboxError> {
+        self.inner.enter()?;
+        self.inner.verify(sandbox_id).await
+    }
+
+    async fn receipt(&self, sandbox_id: &SandboxId) -> Result<SignedReceipt, SandboxError> {
+        let unknown = || SandboxError::NotFound { what: "sandbox", id: sandbox_id.to_string() };
+        let (kept, handle) = {
+            let registry = self.inner.registry();
+            let entry = registry.sandboxes.get(sandbox_id);
+            let entry = entry.filter(|entry| entry.lives() && entry.owner.is_some());
+            let entry = entry.ok_or_else(unknown)?;
+            (entry.receipt.clone(), entry.handle.clone())
+        };
+        match kept {
+            Some(kept) => Ok((*kept).clone()),
+            // What was tried when it was made is known to its backend.
+            None => self.inner.sign(handle.ok_or_else(unknown)?.receipt()),
+        }
+    }
+
+    fn receipt_key(&self) -> Option<String> {
+        self.inner.key.as_ref().map(ReceiptKey::public)
     }
 
     async fn list_sessions(&self) -> Result<Vec<SandboxSession>, SandboxError> {

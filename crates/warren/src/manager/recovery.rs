@@ -182,6 +182,7 @@ impl Inner {
             ceded: false,
             timed_out: false,
             dirty: false,
+            receipt: record.receipt.map(Arc::new),
         };
         {
             let mut registry = self.registry();

@@ -18,7 +18,7 @@ use super::session::Held;
 use crate::store::{Change, Phase, SandboxRecord, SessionRecord};
 use crate::{
     Base, Sandbox, SandboxError, SandboxId, SandboxManagerStats, SandboxSession, SandboxSpec,
-    SessionState,
+    SessionState, SignedReceipt,
 };
 
 /// How many ended sessions are remembered, so that ending one twice is no error.
@@ -62,6 +62,8 @@ pub(super) struct Entry {
     pub(super) timed_out: bool,
     /// Whether the store has an older version.
     pub(super) dirty: bool,
+    /// What was tried of it since it was made.
+    pub(super) receipt: Option<Arc<SignedReceipt>>,
 }
 
 impl Entry {
@@ -96,6 +98,7 @@ impl Entry {
             anchor: self.handle.as_ref().and_then(|handle| handle.anchor()),
             created_at: self.created_at,
             base: (*self.base).clone(),
+            receipt: self.receipt.as_deref().cloned(),
         }
     }
 }

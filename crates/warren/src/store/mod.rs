@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
-use crate::{Base, SandboxId, SandboxSession, SandboxSpec};
+use crate::{Base, SandboxId, SandboxSession, SandboxSpec, SignedReceipt};
 
 pub mod memory;
 pub mod sqlite;
@@ -66,6 +66,9 @@ pub struct SandboxRecord {
     /// What its root stands on.
     #[serde(default)]
     pub base: Base,
+    /// What was tried of it since it was made, if anything was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub receipt: Option<SignedReceipt>,
 }
 
 /// How far the life of a stored sandbox has come.

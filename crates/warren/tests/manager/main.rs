@@ -10,6 +10,7 @@ mod history;
 mod isolation;
 mod model;
 mod pool;
+mod receipts;
 mod sessions;
 mod snapshots;
 mod support;

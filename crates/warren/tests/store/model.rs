@@ -53,7 +53,18 @@ fn sandbox() -> impl Strategy<Value = SandboxRecord> {
         |(id, spec, phase, used, (backend, owner, anchor), created_at)| {
             let id = SandboxId(id);
             let base = Base::default();
-            SandboxRecord { id, backend, spec, phase, owner, used, anchor, created_at, base }
+            SandboxRecord {
+                id,
+                backend,
+                spec,
+                phase,
+                owner,
+                used,
+                anchor,
+                created_at,
+                base,
+                receipt: None,
+            }
         },
     )
 }

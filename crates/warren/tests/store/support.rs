@@ -47,6 +47,7 @@ pub(crate) fn sandbox(id: &str, number: u64) -> SandboxRecord {
         anchor: Some(number.to_string()),
         created_at: DateTime::UNIX_EPOCH,
         base: Base::default(),
+        receipt: None,
     }
 }
 

@@ -478,7 +478,8 @@ mod tests {
     fn end(cause: ExecCause) -> ExecEnd {
         let (duration, usage) = (Duration::ZERO, warren::ResourceUsage::default());
         let exit_code = cause.exit_code();
-        ExecEnd { cause, exit_code, duration, usage, tasks_started: 1, ended_at: Utc::now() }
+        let (ended_at, denials) = (Utc::now(), Vec::new());
+        ExecEnd { cause, exit_code, duration, usage, tasks_started: 1, ended_at, denials }
     }
 
     #[test]

@@ -5,8 +5,11 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 
 use super::{LandlockBackend, rules};
-use crate::backend::linux::probe::{HOST_LOOPBACK, Listening, explained};
+use warren_init::protocol::Said;
+
+use crate::backend::linux::probe::explained;
 use crate::profile::{self, ProfileUsers};
+use crate::receipt::HOST_LOOPBACK;
 use crate::{
     BackendCapabilities, Command, CreateOptions, ExecCause, ExecContext, Finding, Inspection,
     Limit, Sandbox, SandboxSpec,
@@ -38,15 +41,14 @@ pub(super) async fn inspect(backend: &LandlockBackend) -> Inspection {
     };
     note("sandbox", true, who.to_owned(), "");
     let bug = "please report this as a bug";
-    let listening = Listening::start();
-    let tries = sandbox.try_walls(listening.port()).await.unwrap_or_default();
+    let tries = sandbox.tries().await.unwrap_or_default();
     let mut refused = |layer: &str, names: &[&str]| {
-        let is_refused =
-            |name: &&&str| tries.iter().any(|(tried, errno)| tried == **name && *errno != 0);
+        let is_refused = |name: &&&str| {
+            let made = tries.iter().find(|one| one.name == **name);
+            made.is_some_and(|one| !matches!(one.said, Said::Errno(0) | Said::Same))
+        };
         let held = names.iter().filter(is_refused).count() == names.len();
-        // A listener that nobody reaches shows nothing.
-        let valid = !names.contains(&HOST_LOOPBACK) || listening.is_reached();
-        note(layer, held && valid, format!("{} refused from inside", names.join(", ")), bug)
+        note(layer, held, format!("{} refused from inside", names.join(", ")), bug)
     };
     let mounts = refused("mounts", &["mount", "device node", "write /usr", "write /proc/sys"]);
     let network = refused(
@@ -60,8 +62,8 @@ pub(super) async fn inspect(backend: &LandlockBackend) -> Inspection {
             HOST_LOOPBACK,
         ],
     );
-    let privileges = refused("privileges", &["become root", "cgroup namespace"]);
-    let seccomp = refused("seccomp", &["keyring"]);
+    let privileges = refused("privileges", &["become root", "cgroup namespace of its own"]);
+    let seccomp = refused("seccomp", &["keyctl"]);
     let memory = refused("other processes' memory", &["read /proc/1"]);
     let files = match secret() {
         Ok(secret) => {

@@ -10,6 +10,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use chrono::{DateTime, Utc};
 use rustix::process::{Pid, PidfdFlags};
 use serde::{Deserialize, Serialize};
 use warren_sys::socket;
@@ -35,6 +36,11 @@ pub(crate) struct Anchor {
     /// What its root stands on.
     #[serde(default)]
     pub(crate) stands_on: Base,
+    /// What init tried before it was ready.
+    #[serde(default)]
+    pub(crate) tried: u32,
+    #[serde(default = "Utc::now")]
+    pub(crate) made_at: DateTime<Utc>,
 }
 
 impl Anchor {

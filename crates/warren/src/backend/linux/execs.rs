@@ -30,6 +30,7 @@ use super::groups::Refusals;
 use super::peaks::Peaks;
 use super::sandbox::{Core, LinuxSandbox};
 use crate::backend::ExecPlan;
+use crate::denial;
 use crate::shell;
 use crate::{
     ExecCause, ExecEnd, ExecHandle, ExecId, ExecInfo, ExecInput, ExecMeasure, ExecOptions,
@@ -614,10 +615,13 @@ impl LoggedExec {
         let before = *guard(&self.before);
         let after = core.as_ref().map_or(before, |core| core.refusals());
         let ending = execution::settle(ended, before, after, false);
+        let mut end = end_of(ending);
         if let Some(core) = core {
-            core.account(&ending.usage);
+            core.account(&end.usage);
+            let limits = &core.terms().enforcement.limits;
+            end.denials.extend(denial::of_cause(&end.cause, limits));
         }
-        end_of(ending)
+        end
     }
 
     /// Notes how it finished, for us and for whoever comes after us.
@@ -755,7 +759,8 @@ fn piece(piece: log::Piece) -> LogPiece {
 
 fn end_of(ending: Ending) -> ExecEnd {
     let Ending { cause, exit_code, duration, usage, tasks_started } = ending;
-    ExecEnd { cause, exit_code, duration, usage, tasks_started, ended_at: Utc::now() }
+    let (ended_at, denials) = (Utc::now(), Vec::new());
+    ExecEnd { cause, exit_code, duration, usage, tasks_started, ended_at, denials }
 }
 
 #[async_trait]

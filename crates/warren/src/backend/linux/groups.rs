@@ -183,6 +183,22 @@ impl Groups {
         Cgroups { v2: self.places.v2.as_ref().map(text), v1 }
     }
 
+    /// Reads back what a limit is.
+    pub(crate) fn value(&self, id: &SandboxId, setting: &Setting) -> Option<String> {
+        let group = match &setting.controller {
+            Controller::V1(base) => base.join(name(id)),
+            Controller::V2 => self.places.v2.clone()?,
+        };
+        Some(cgroup::read(&group, setting.file).ok()?.trim().to_owned())
+    }
+
+    /// Reports whether a process of the sandbox is in all of them.
+    pub(crate) fn hold(&self, id: &SandboxId, pid: i32) -> bool {
+        let own = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+        let inside = own.lines().filter(|line| line.contains(&name(id))).count();
+        inside >= self.places.v1.len() + usize::from(self.places.v2.is_some())
+    }
+
     /// Reads how often the kernel refused memory or a process.
     pub(crate) fn refusals(&self) -> Refusals {
         let count = |group: &Option<PathBuf>, files: &[&str], key: &str| {

@@ -26,6 +26,7 @@ pub(crate) mod probe;
 mod sandbox;
 mod snapshot;
 mod swap;
+mod verify;
 
 pub use execution::{Ending, Execution, Stdio};
 pub use probe::HostReport;

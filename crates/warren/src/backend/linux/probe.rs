@@ -1,6 +1,5 @@
 //! Finding out what this host can enforce, by trying.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -10,8 +9,8 @@ use super::{LinuxBackend, NAME, limits};
 use crate::profile;
 use crate::{
     BackendCapabilities, Bound, Command, CreateOptions, ExecCause, ExecContext, ExecInput,
-    ExecOptions, Finding, Limit, LogWait, ResourceLimits, Result, Sandbox, SandboxError, SandboxId,
-    SandboxSpec,
+    ExecOptions, Extent, Finding, Limit, LogWait, ResourceLimits, Result, Sandbox, SandboxError,
+    SandboxId, SandboxSpec, Verdict,
 };
 
 /// Everything that was tried on this host.
@@ -96,33 +95,23 @@ pub(crate) async fn examine(backend: &LinuxBackend) -> HostReport {
         }
     };
     report.note("sandbox", true, who, "");
-    let listening = Listening::start();
-    let tries = sandbox.try_walls(listening.port()).await.unwrap_or_default();
-    for (layer, names) in [
-        ("mounts", &["mount", "device node", "write /usr"][..]),
-        ("processes", &["read /proc/1"]),
-        ("proc", &["write /proc/sys", "read /proc/kcore"]),
-        (
-            "network",
-            &[
-                "packet socket",
-                "raw socket",
-                "vsock",
-                "udp to 192.0.2.1",
-                "tcp to 192.0.2.1",
-                HOST_LOOPBACK,
-            ],
-        ),
-        ("capabilities", &["become root", "cgroup namespace"]),
-        ("seccomp", &["keyring"]),
+    let receipt = sandbox.verify(Extent::Walls).await.ok();
+    for (layer, of, begin) in [
+        ("mounts", "filesystem", &["make", "find", "be"][..]),
+        ("processes", "processes", &["read", "be"]),
+        ("proc", "filesystem", &["read", "write"]),
+        ("network", "network", &["open", "send", "connect", "be"]),
+        ("capabilities", "privileges", &["become", "make", "be"]),
+        ("seccomp", "syscalls", &[""]),
     ] {
-        let refused =
-            |name: &&&str| tries.iter().any(|(tried, errno)| tried == **name && *errno != 0);
-        let held = names.iter().filter(refused).count();
-        // A listener that nobody reaches shows nothing.
-        let valid = !names.contains(&HOST_LOOPBACK) || listening.is_reached();
-        let detail = format!("{} refused from inside", names.join(", "));
-        report.note(layer, valid && held == names.len(), detail, "please report this as a bug");
+        let layers = receipt.iter().flat_map(|receipt| &receipt.layers);
+        let tries = layers.filter(|one| one.layer == of).flat_map(|one| &one.tries);
+        let tries: Vec<_> =
+            tries.filter(|one| begin.iter().any(|word| one.what.starts_with(word))).collect();
+        let held = !tries.is_empty() && tries.iter().all(|one| one.verdict == Verdict::Held);
+        let names: Vec<_> = tries.iter().map(|one| one.what.as_str()).collect();
+        let detail = format!("refused from inside: {}", names.join("; "));
+        report.note(layer, held, detail, "please report this as a bug");
     }
     let enforcement = sandbox.enforcement();
     let landlock = enforcement.layers.iter().find(|layer| layer.name == "landlock");
@@ -257,32 +246,6 @@ async fn throttle(sandbox: &super::LinuxSandbox, controller: &Controller) -> Opt
     };
     set(None)?;
     Some(throttled && count()? > before)
-}
-
-/// What a sandbox must not reach, tried against somebody who listens there.
-pub(crate) const HOST_LOOPBACK: &str = "tcp to the host's 127.0.0.1";
-
-/// Somebody on the host's loopback, if it has one.
-pub(crate) struct Listening(Option<TcpListener>);
-
-impl Listening {
-    pub(crate) fn start() -> Self {
-        Self(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).ok())
-    }
-
-    fn address(&self) -> Option<SocketAddr> {
-        self.0.as_ref()?.local_addr().ok()
-    }
-
-    /// Returns where; without a loopback there is nobody to be reached at any port.
-    pub(crate) fn port(&self) -> u16 {
-        self.address().map_or(9, |address| address.port())
-    }
-
-    /// Reports whether a process of the host gets through, or nobody listens at all.
-    pub(crate) fn is_reached(&self) -> bool {
-        self.address().is_none_or(|address| TcpStream::connect(address).is_ok())
-    }
 }
 
 /// Reports whether the core of a crash goes nowhere: at a limit of 1 no file is written and no program

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use chrono::Utc;
+use chrono::{DateTime, Utc};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, WaitId, WaitIdOptions, waitid};
 use serde::de::DeserializeOwned;
@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use warren_init::plan::{Overlay, Plan, WORKLOAD_ID, Walls};
 use warren_init::protocol::files::FileRequest;
-use warren_init::protocol::{Done, Failure, Loopback, Proof, Report, Request, Standing, Tries};
+use warren_init::protocol::{Done, Failure, Loopback, Proof, Report, Request, Standing};
 
 use super::anchor::{self, Anchor, Home};
 use super::channel::{Channel, watch};
@@ -39,9 +39,10 @@ use crate::layers::Held;
 use crate::profile::{self, Profile, ProfileUsers, capability_names};
 use crate::{
     Base, Capture, Command, CreateOptions, DiffEntry, DiffOptions, Enforcement, ExecCause,
-    ExecContext, ExecHandle, ExecId, ExecOptions, ExecOutput, ExecReport, FoundExec, Layer,
-    LogPiece, LogStream, LogWait, PortStream, ResourceUsage, Result, Sandbox, SandboxCapabilities,
-    SandboxError, SandboxFiles, SandboxId, SandboxSpec, StreamOutput, TimeLimits,
+    ExecContext, ExecHandle, ExecId, ExecOptions, ExecOutput, ExecReport, Extent, FoundExec, Layer,
+    LogPiece, LogStream, LogWait, PortStream, Receipt, ResourceUsage, Result, Sandbox,
+    SandboxCapabilities, SandboxError, SandboxFiles, SandboxId, SandboxSpec, StreamOutput,
+    TimeLimits,
 };
 
 /// How long a killed sandbox may take to be gone.
@@ -66,6 +67,7 @@ pub(crate) struct Instance {
     pid: i32,
     pub(super) base: Option<u32>,
     proof: Proof,
+    pub(super) made_at: DateTime<Utc>,
     groups: Mutex<Groups>,
     /// Whether something inside could not be ended in time.
     is_stuck: AtomicBool,
@@ -122,7 +124,7 @@ pub(crate) async fn launch(
     };
     let pidfd = watch(pidfd).map_err(|error| lost("watch the sandbox", error))?;
     // From here on, dropping this ends what was made, should we be cancelled or refused.
-    let proof = Proof { landlock_abi: 0, owners_shifted: false };
+    let proof = Proof { landlock_abi: 0, owners_shifted: false, tried: 0 };
     let (home, groups) = unfinished.finish();
     let (groups, on_drop) = (Mutex::new(groups), OnDrop::Remove);
     let mut instance = Instance {
@@ -141,6 +143,7 @@ pub(crate) async fn launch(
         pid,
         base,
         proof,
+        made_at: Utc::now(),
         groups,
         is_stuck: AtomicBool::new(false),
         base_layers: Base::default(),
@@ -207,7 +210,12 @@ pub(crate) async fn adopt(
         pidfd: watch(pidfd).map_err(|error| lost("watch the sandbox", error))?,
         pid: anchor.pid,
         base: anchor.base,
-        proof: Proof { landlock_abi: anchor.landlock_abi, owners_shifted: anchor.owners_shifted },
+        proof: Proof {
+            landlock_abi: anchor.landlock_abi,
+            owners_shifted: anchor.owners_shifted,
+            tried: anchor.tried,
+        },
+        made_at: anchor.made_at,
         groups: Mutex::new(Groups::adopt(anchor.groups.clone())),
         is_stuck: AtomicBool::new(false),
         base_layers: Base::default(),
@@ -291,8 +299,21 @@ impl Instance {
         self.groups().kill();
     }
 
+    /// Returns its PID 1, on the host.
+    pub(super) fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Returns what init tried before it was ready.
+    pub(super) fn tried(&self) -> u32 {
+        self.proof.tried
+    }
+
     /// Asks init for something that it answers once; `None` if it is gone.
-    async fn ask<T: DeserializeOwned>(&self, request: &Request) -> io::Result<Option<T>> {
+    pub(super) async fn ask<T: DeserializeOwned>(
+        &self,
+        request: &Request,
+    ) -> io::Result<Option<T>> {
         let (ours, theirs) = Channel::pair()?;
         self.control.send(request, &[theirs.as_fd()]).await?;
         drop(theirs);
@@ -404,7 +425,7 @@ pub(crate) struct Core {
     pub(super) id: SandboxId,
     /// What it has on the host, until it is made anew in the same place.
     instance: Mutex<Arc<Instance>>,
-    support: GroupSupport,
+    pub(super) support: GroupSupport,
     pub(super) backend: Weak<super::Inner>,
     /// What its backend is called.
     name: &'static str,
@@ -425,7 +446,7 @@ pub(crate) struct Core {
 pub(super) struct Terms {
     pub(super) spec: SandboxSpec,
     capabilities: SandboxCapabilities,
-    enforcement: Enforcement,
+    pub(super) enforcement: Enforcement,
 }
 
 impl Terms {
@@ -482,6 +503,11 @@ impl Core {
         self.instance().groups().refusals()
     }
 
+    /// Returns the terms that hold now.
+    pub(super) fn terms(&self) -> Arc<Terms> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     pub(crate) fn instance(&self) -> Arc<Instance> {
         self.instance.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -517,7 +543,7 @@ impl LinuxSandbox {
     ) -> Self {
         let terms = Arc::new(Terms {
             spec: inputs.spec.clone(),
-            capabilities: capabilities(inputs, plan, instance.home.is_some()),
+            capabilities: capabilities(inputs, plan, &instance),
             enforcement: enforcement(inputs, plan, &instance),
         });
         let state = if suspended { State::Suspended } else { State::Running };
@@ -545,7 +571,7 @@ impl LinuxSandbox {
             spec: inputs.spec.clone(),
             capabilities: SandboxCapabilities {
                 created_at: self.terms.capabilities.created_at,
-                ..capabilities(inputs, plan, instance.home.is_some())
+                ..capabilities(inputs, plan, &instance)
             },
             enforcement: enforcement(inputs, plan, &instance),
         };
@@ -662,13 +688,6 @@ impl LinuxSandbox {
         self.core.instance().base
     }
 
-    /// Tries every wall from where a command stands; returns what was tried and what the kernel
-    /// said, 0 where it let the command through. Somebody listens on `port` of the host's loopback.
-    pub async fn try_walls(&self, port: u16) -> Result<Vec<(String, i32)>> {
-        let Tries(tries) = self.ask(&Request::Probe { port }).await?;
-        Ok(tries.into_iter().map(|attempt| (attempt.name, attempt.errno)).collect())
-    }
-
     pub(crate) fn kill(&self) {
         self.core.instance().kill();
     }
@@ -765,7 +784,7 @@ impl LinuxSandbox {
     }
 
     /// Holds off changes of a sandbox that runs.
-    async fn running(&self) -> Result<tokio::sync::MutexGuard<'_, State>> {
+    pub(super) async fn running(&self) -> Result<tokio::sync::MutexGuard<'_, State>> {
         let state = self.core.state.lock().await;
         match *state {
             State::Running => Ok(state),
@@ -1032,6 +1051,8 @@ impl Sandbox for LinuxSandbox {
             groups: instance.groups().places(),
             cpu_quota_millis: instance.cpu_quota_millis,
             stands_on: instance.base_layers.clone(),
+            tried: instance.proof.tried,
+            made_at: instance.made_at,
         };
         serde_json::to_string(&anchor).ok()
     }
@@ -1065,9 +1086,17 @@ impl Sandbox for LinuxSandbox {
     fn enforcement(&self) -> Enforcement {
         self.terms.enforcement.clone()
     }
+
+    fn receipt(&self) -> Receipt {
+        self.creation_receipt()
+    }
+
+    async fn verify(&self, extent: Extent) -> Result<Receipt> {
+        self.try_walls(extent).await
+    }
 }
 
-fn capabilities(inputs: &Inputs<'_>, plan: &Plan, is_persistent: bool) -> SandboxCapabilities {
+fn capabilities(inputs: &Inputs<'_>, plan: &Plan, instance: &Instance) -> SandboxCapabilities {
     let (readable, writable, backend) = match &plan.walls {
         Walls::Namespaces => {
             let own = || WRITABLE.iter().map(PathBuf::from);
@@ -1101,8 +1130,8 @@ fn capabilities(inputs: &Inputs<'_>, plan: &Plan, is_persistent: bool) -> Sandbo
             .iter()
             .map(|category| (*category).to_owned())
             .collect(),
-        is_persistent,
-        created_at: Utc::now(),
+        is_persistent: instance.home.is_some(),
+        created_at: instance.made_at,
         time_remaining_ms: None,
     }
 }

@@ -1,0 +1,118 @@
+//! What was tried of a sandbox, as its users are told, and whether they need believe it.
+
+use std::process::Command;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use serde_json::Value;
+
+use crate::support::{Daemon, Place};
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+/// Checks a signature as somebody does who has never heard of us.
+fn openssl_believes(place: &Place, receipt: &Value, key: &str) -> bool {
+    let envelope = &receipt["envelope"];
+    let decoded = |text: &Value| BASE64.decode(text.as_str().unwrap()).unwrap();
+    let (kind, payload) =
+        (envelope["payloadType"].as_str().unwrap(), decoded(&envelope["payload"]));
+    let mut signed = format!("DSSEv1 {} {kind} {} ", kind.len(), payload.len()).into_bytes();
+    signed.extend_from_slice(&payload);
+    std::fs::write(place.path("signed"), signed).unwrap();
+    std::fs::write(place.path("signature"), decoded(&envelope["signatures"][0]["sig"])).unwrap();
+    std::fs::write(place.path("key.pem"), key).unwrap();
+    let output = Command::new("openssl")
+        .args(["pkeyutl", "-verify", "-pubin", "-rawin"])
+        .args(["-inkey".into(), place.path("key.pem")])
+        .args(["-in".into(), place.path("signed")])
+        .args(["-sigfile".into(), place.path("signature")])
+        .output();
+    output.expect("openssl is there").status.success()
+}
+
+#[test]
+fn a_receipt_is_made_shown_and_believed_without_the_daemon() {
+    let daemon = Daemon::start_in(Place::with_backend("linux"), &[]);
+    let place = daemon.place.clone();
+    let id = daemon.ok(&["create", "--name", "box", "--verify"]);
+    let shown = json(&daemon.ok(&["show", "box", "--json"]));
+    let receipt = &shown["receipt"]["receipt"];
+    assert_eq!(
+        (&receipt["extent"], &receipt["sandbox_id"]),
+        (&"everything".into(), &Value::from(id))
+    );
+    let table = daemon.ok(&["show", "box"]);
+    assert!(table.contains("receipt.network") && table.contains("held, "), "{table}");
+
+    daemon.ok(&["exec", "box", "--", "true"]);
+    let table = daemon.ok(&["verify", "box"]);
+    assert!(table.contains("169.254.169.254") && table.contains("ENETUNREACH"), "{table}");
+    assert!(!table.contains("OPEN"), "{table}");
+    let made = daemon.ok(&["receipt", "show", "box"]);
+    assert_eq!(json(&made)["receipt"]["extent"], "walls", "a command has run in it");
+    let key = daemon.ok(&["receipt", "key"]) + "\n";
+    let mode = std::fs::metadata(place.path("state/receipt.key")).unwrap();
+    assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode.permissions()) & 0o777, 0o600);
+    assert!(openssl_believes(&place, &json(&made), &key));
+
+    // The next daemon has the receipt and the key.
+    let (_, daemon) = daemon.end("TERM");
+    let daemon = Daemon::start_in(daemon.place.clone(), &[]);
+    assert_eq!(daemon.ok(&["receipt", "show", "box"]), made);
+    daemon.ok(&["kill", "box"]);
+    drop(daemon);
+
+    let (file, public) = (place.path("receipt.json"), place.path("receipt.pub"));
+    std::fs::write(&public, key).unwrap();
+    let check = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        let (file, public) = (file.to_str().unwrap(), public.to_str().unwrap());
+        place.run(&["receipt", "verify", file, "--key", public])
+    };
+    let good = check(&made);
+    assert_eq!(good.code, Some(0), "{good:?}");
+    assert!(good.stdout.contains("ENETUNREACH"), "{good:?}");
+    let bad = check(&made.replace("ENETUNREACH", "EHOSTUNREACH"));
+    assert_eq!((bad.code, bad.stdout.as_str()), (Some(1), ""), "{bad:?}");
+    assert!(bad.stderr.contains("not what was signed"), "{bad:?}");
+}
+
+#[test]
+fn a_receipt_of_the_bare_host_promises_nothing() {
+    let daemon = Daemon::start_in(Place::with_backend("host"), &[]);
+    daemon.ok(&["create", "--name", "box", "--backend", "host"]);
+    let made = json(&daemon.ok(&["verify", "box", "--json"]));
+    assert_eq!(made["receipt"]["verdict"], "not_promised");
+    let layers = made["receipt"]["layers"].as_array().unwrap();
+    let open: Vec<_> = layers
+        .iter()
+        .flat_map(|layer| layer["tries"].as_array().unwrap())
+        .filter(|one| one["said"] == "let through" || one["said"] == "the host's own")
+        .collect();
+    assert!(open.len() > 20, "what is tried there gets through: {made}");
+    assert!(!daemon.ok(&["ls", "-q"]).is_empty(), "what was not promised ends nothing");
+}
+
+#[test]
+fn a_limit_that_ended_a_command_is_named_with_what_would_allow_it_and_what_only_says_so_is_not() {
+    let daemon = Daemon::start_in(Place::with_backend("linux"), &[]);
+    daemon.ok(&["create", "--name", "box", "--disk", "4M", "--pids", "10"]);
+    let script = |text: &'static str| ["exec", "box", "--", "sh", "-c", text];
+    let full = daemon.run(&script("head -c 8M /dev/zero > /tmp/big; rm /tmp/big; exit 1"));
+    let fill = daemon.run(&script("head -c 8M /dev/zero > /tmp/big"));
+    assert!(
+        fill.stderr.contains("hint: more than 4M of files, by the size of a tmpfs"),
+        "{fill:?}"
+    );
+    assert!(fill.stderr.contains("allowed by --disk 8M"), "{fill:?}");
+    daemon.ok(&["exec", "box", "--", "rm", "/tmp/big"]);
+    let lie = daemon.run(&script("echo 'disk quota exceeded: Permission denied' >&2; exit 1"));
+    assert_eq!((lie.code, lie.stderr.contains("hint")), (Some(1), false), "{lie:?} {full:?}");
+    let forks = "i=0; while [ $i -lt 20 ]; do sleep 2 & i=$((i+1)); done; exit 1";
+    let seen = daemon.run(&["exec", "box", "--json", "--", "sh", "-c", forks]);
+    let denials = &json(&seen.stdout)["denials"];
+    assert_eq!(denials[0]["what"], "more than 10 processes", "{seen:?}");
+    assert_eq!(denials[0]["grant"], "--pids 20", "{seen:?}");
+}
