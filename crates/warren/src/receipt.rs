@@ -971,7 +971,7 @@ mod tests {
         assert_eq!(verdict(&made, "limits"), Verdict::Open);
         limits.iter_mut().for_each(|limit| limit.bound = Bound::Nearest);
         let made = receipt(&Walled { namespaces: true, blocked: &[], limits: &limits }, &[], &[]);
-        assert_eq!(verdict(&made, "limits"), Verdict::NotTried, "promised as a layer");
+        assert_eq!(verdict(&made, "limits"), Verdict::NotPromised, "nearly is no promise");
         assert!(made.tries().all(|one| one.verdict == Verdict::NotPromised), "{made:?}");
     }
 
