@@ -517,13 +517,15 @@ pub fn ends_by(walls: &Walls) -> Signal {
 /// Opens one of the files in which ranges are noted. All are made with the first, and stay.
 fn open_ranges(number: u32) -> io::Result<File> {
     let mut options = File::options();
-    options.read(true).write(true).create(true).mode(0o600).truncate(false);
-    let open = |number: u32| options.open(format!("{IDS}/{number}"));
-    match open(number) {
+    options.read(true).write(true).mode(0o600).truncate(false);
+    let open =
+        |options: &std::fs::OpenOptions, number: u32| options.open(format!("{IDS}/{number}"));
+    match open(&options, number) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             std::fs::create_dir_all(IDS)?;
-            (0..RANGES / FILE_RANGES).try_for_each(|number| open(number).map(drop))?;
-            open(number)
+            options.create(true);
+            (0..RANGES / FILE_RANGES).try_for_each(|number| open(&options, number).map(drop))?;
+            open(&options, number)
         }
         opened => opened,
     }

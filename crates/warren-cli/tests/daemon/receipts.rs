@@ -1,5 +1,7 @@
 //! What was tried of a sandbox, as its users are told, and whether they need believe it.
 
+#![expect(clippy::unwrap_used, reason = "a helper of a test may panic as the test may")]
+
 use std::process::Command;
 
 use base64::Engine as _;
