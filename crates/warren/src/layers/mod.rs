@@ -183,40 +183,44 @@ impl Layers {
         Ok(Held { ids, locks })
     }
 
-    /// Removes every layer that is not among `named` and that nobody holds.
-    ///
-    /// Whoever is about to write a record of a layer holds it until that is written.
+    /// Removes every layer that is not among `named` and that nobody holds. For one who knows that nobody
+    /// names another meanwhile.
     pub fn collect(&self, named: &BTreeSet<LayerId>) -> Result<Collected> {
-        let mut collected = Collected::default();
-        for id in self.ids()?.difference(named) {
-            let bytes = self.info(id).map(|info| info.bytes).unwrap_or_default();
-            if self.remove(id)? {
-                collected.layers += 1;
-                collected.bytes += bytes;
-            }
-        }
-        Ok(collected)
+        self.bury(self.take(self.ids()?.difference(named))?)
     }
 
-    /// Removes a layer unless somebody holds it.
-    fn remove(&self, id: &LayerId) -> Result<bool> {
-        let path = self.place(id);
-        let removed = || {
+    /// Takes layers that nobody holds, so that nobody can.
+    fn take<'a>(&self, ids: impl IntoIterator<Item = &'a LayerId>) -> Result<Vec<Taken>> {
+        let mut taken = Vec::new();
+        for id in ids {
+            let path = self.place(id);
             let lock = match File::open(&path) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-                other => other?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                other => other.map_err(|error| failed("open", &path, error))?,
             };
             match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-                Err(Errno::WOULDBLOCK) => return Ok(false),
-                other => other?,
+                Err(Errno::WOULDBLOCK) => {}
+                Err(error) => return Err(failed("lock", &path, error.into())),
+                Ok(()) => taken.push(Taken { id: id.clone(), _lock: lock }),
             }
+        }
+        Ok(taken)
+    }
+
+    /// Removes layers that were taken.
+    fn bury(&self, taken: impl IntoIterator<Item = Taken>) -> Result<Collected> {
+        let mut collected = Collected::default();
+        for Taken { id, _lock } in taken {
+            let path = self.place(&id);
+            let bytes = self.info(&id).map(|info| info.bytes).unwrap_or_default();
             // From its name at once: nobody finds it half-removed. Ours until it is gone.
             let grave = self.root.join(STAGING).join(Uuid::new_v4().to_string());
-            fs::rename(&path, &grave)?;
-            remove_tree(&grave)?;
-            io::Result::Ok(true)
-        };
-        removed().map_err(|error| failed("remove", &path, error))
+            let removed = fs::rename(&path, &grave).and_then(|()| remove_tree(&grave));
+            removed.map_err(|error| failed("remove", &path, error))?;
+            collected.layers += 1;
+            collected.bytes += bytes;
+        }
+        Ok(collected)
     }
 
     /// Removes what processes that are gone left in `staging`.
@@ -230,6 +234,19 @@ impl Layers {
             }
         }
         Ok(())
+    }
+}
+
+/// A layer that nobody can hold while this lives.
+#[derive(Debug)]
+struct Taken {
+    id: LayerId,
+    _lock: File,
+}
+
+impl Taken {
+    fn id(&self) -> &LayerId {
+        &self.id
     }
 }
 

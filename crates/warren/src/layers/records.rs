@@ -145,12 +145,13 @@ impl Layers {
     /// Removes every layer that no record names, nobody holds and is not `known` to be in use. A record that cannot be read stops
     /// that: nobody knows what it names.
     pub fn collect_unnamed(&self, known: impl IntoIterator<Item = LayerId>) -> Result<Collected> {
-        // Listed first, and named after that: what comes to be meanwhile is held until it is named.
-        let there = self.ids()?;
         let mut spared = self.named()?;
         spared.extend(known);
-        spared.extend(self.ids()?.difference(&there).cloned());
-        self.collect(&spared)
+        let taken = self.take(self.ids()?.difference(&spared))?;
+        // Once more, now that nobody else has them: whoever writes a record holds what it names until it
+        // is written, so that each that was written while we looked is there by now.
+        let named = self.named()?;
+        self.bury(taken.into_iter().filter(|taken| !named.contains(taken.id())))
     }
 
     /// Removes what a killed process left of records that it did not come to write.
