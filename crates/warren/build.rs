@@ -88,11 +88,11 @@ fn generate(root: &Path) -> Result<()> {
     writeln!(source, "];\n{}", profiles(root, &filters)?).map_err(text)?;
     write!(
         source,
-        "#[cfg(test)]\nmod compiled {{\n    use super::*;\n\n    \
+        "/// The system calls known, by name: numbers on x86-64 and aarch64.\n\
+         pub(crate) static CALLS: &[(&str, Option<u32>, Option<u32>)] = &{:?};\n\n\
+         #[cfg(test)]\nmod compiled {{\n    use super::*;\n    pub(super) use super::CALLS;\n\n    \
          /// Every filter for every architecture: (architecture, name, init, workload).\n    \
          pub(super) static FILTERS: &[(Arch, &str, &[Instruction], &[Instruction])] = &[\n{tested}];\n    \
-         /// The system calls known, by name: numbers on x86-64 and aarch64.\n    \
-         pub(super) static CALLS: &[(&str, Option<u32>, Option<u32>)] = &{:?};\n    \
          pub(super) static ERRNOS: &[(&str, u16)] = &{ERRNOS:?};\n}}\n",
         calls()
     )

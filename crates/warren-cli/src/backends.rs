@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use warren::backend::{FakeBackend, HostBackend, HostConfig, LandlockBackend, LinuxBackend};
+use warren::backend::{
+    FakeBackend, HostBackend, HostConfig, LandlockBackend, LinuxBackend, OciBackend, OciRuntime,
+};
 use warren::layers::Layers;
 use warren::{
     BackendCapabilities, Guarantee, IsolationBackend, IsolationLevel, IsolationRequirements,
@@ -13,14 +15,19 @@ use warren::{
 use crate::failure::Failure;
 
 /// What users may name, the cheapest first. `fake` runs nothing, and is there for tests.
-pub(crate) const NAMES: [&str; 4] = ["landlock", "linux", "host", "fake"];
+pub(crate) const NAMES: [&str; 6] = ["landlock", "linux", "oci-crun", "oci-runc", "host", "fake"];
 
 /// Those that wall anything off and can run one command without a daemon, the cheapest first.
-const LADDER: [(&str, IsolationLevel); 2] =
-    [("landlock", IsolationLevel::Process), ("linux", IsolationLevel::Namespace)];
+const LADDER: [(&str, IsolationLevel); 4] = [
+    ("landlock", IsolationLevel::Process),
+    ("linux", IsolationLevel::Namespace),
+    ("oci-crun", IsolationLevel::Container),
+    ("oci-runc", IsolationLevel::Container),
+];
 
 /// What people are told who wrote another name.
-pub(crate) const HINT: &str = "the backends are landlock, linux, and host, which isolates nothing";
+pub(crate) const HINT: &str =
+    "the backends are landlock, linux, oci-crun, oci-runc, and host, which isolates nothing";
 
 /// Makes a backend that keeps its state below a directory, if it is given one.
 ///
@@ -29,6 +36,18 @@ pub(crate) fn make(
     name: &str,
     state_dir: Option<&Path>,
 ) -> Result<Arc<dyn IsolationBackend>, Failure> {
+    let runtime = OciRuntime::ALL.into_iter().find(|runtime| runtime.name() == name);
+    if let Some(runtime) = runtime {
+        return Ok(Arc::new(match state_dir {
+            None => OciBackend::new(runtime)?,
+            Some(state_dir) => {
+                let layers = Layers::open(state_dir.join("storage"))?;
+                // Each in a place of its own: whoever looks for remains takes all that is there for its own.
+                let homes = state_dir.join(format!("sandboxes-{name}"));
+                OciBackend::with_layers(runtime, Some(homes), layers)?
+            }
+        }));
+    }
     Ok(match (name, state_dir) {
         ("host", _) => Arc::new(HostBackend::new(HostConfig { accept_no_isolation: true })),
         ("fake", _) => Arc::new(FakeBackend::new()),
@@ -41,6 +60,17 @@ pub(crate) fn make(
             let layers = Layers::open(state_dir.join("storage"))?;
             Arc::new(LinuxBackend::with_layers(Some(state_dir.join("sandboxes")), layers)?)
         }
+    })
+}
+
+/// Makes the backend of a name for one command.
+///
+/// To be called before there is any thread.
+pub(crate) fn make_for_one(name: &str) -> Result<LinuxBackend, Failure> {
+    Ok(match OciRuntime::ALL.into_iter().find(|runtime| runtime.name() == name) {
+        // This process has one thread, and makes one sandbox.
+        None => LinuxBackend::without_launcher()?,
+        Some(runtime) => OciBackend::new(runtime)?.into_maker(),
     })
 }
 
@@ -59,7 +89,12 @@ pub(crate) fn pick(asked: &IsolationRequirements) -> Result<&'static str, Failur
         claims.network_isolation = proves.contains(&Guarantee::Network);
         claims.process_isolation = proves.contains(&Guarantee::Process);
         claims.syscall_filtering = proves.contains(&Guarantee::Syscalls);
-        match asked.lacking(Some(level), &claims) {
+        let mut lacks = asked.lacking(Some(level), &claims);
+        let runtime = OciRuntime::ALL.into_iter().find(|runtime| runtime.name() == name);
+        if let Some(runtime) = runtime.filter(|runtime| !runtime.is_installed()) {
+            lacks.push(format!("its program, `{}`", runtime.program()));
+        }
+        match lacks {
             lacks if lacks.is_empty() => return Ok(name),
             lacks => missing.push(format!("backend `{name}` lacks {}", lacks.join(", "))),
         }

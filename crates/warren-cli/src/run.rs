@@ -42,7 +42,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
             (Maker::Linux(backend), Some((template, held)))
         }
         (None, "landlock") => (Maker::Landlock(LandlockBackend::without_launcher()?), None),
-        (None, _) => (Maker::Linux(LinuxBackend::without_launcher()?), None),
+        (None, name) => (Maker::Linux(backends::make_for_one(name)?), None),
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

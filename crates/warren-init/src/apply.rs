@@ -21,11 +21,93 @@ use warren_sys::{cred, fd, keyring, net, process};
 use crate::account::{Census, Meter};
 use crate::launcher::step;
 use crate::plan::{
-    self, Entry, EntryKind, INIT_ID, Identity, Lifetime, Owner, Owners, Plan, TMP, UPPER, Users,
-    WORKLOAD_ID,
+    self, Entry, EntryKind, INIT_ID, Identity, Lifetime, OWN_PROC, Owner, Owners, Plan, TMP, UPPER,
+    Users, WORKLOAD_ID,
 };
 use crate::protocol::{self, Failure, Proof, Report, tried};
 use crate::serve;
+
+/// What one who is put into a container is told; carries the control socket, the scratch and what
+/// else is named.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Begin {
+    pub(crate) plan: Plan,
+    /// Whether all mounts have their owners shifted.
+    pub(crate) shifted: bool,
+    /// Whether its v2 control group comes next.
+    pub(crate) work: bool,
+    /// Whether the mark of its ids comes next.
+    pub(crate) lock: bool,
+    /// Whether what it listens on comes next.
+    pub(crate) listener: bool,
+}
+
+/// Goes on as init of a container whose walls a runtime has put up: descriptor 0 is the socket of the
+/// one who had it put up.
+pub(crate) fn become_contained() -> ! {
+    let Ok(line) = fd::inherited(0) else { process::exit_now(1) };
+    let _ = poll(&mut [PollFd::new(&line, PollFlags::IN)], None);
+    let Ok(Some((begin, fds))) = protocol::receive_trusted::<Begin>(&line) else {
+        process::exit_now(1)
+    };
+    // Its number is that of a standard stream, which is replaced below.
+    std::mem::forget(line);
+    let Begin { plan, shifted, work, lock, listener } = begin;
+    let mut fds = fds.into_iter();
+    let (Some(control), Some(scratch)) = (fds.next(), fds.next()) else { process::exit_now(1) };
+    let mut next = |is_there: bool| if is_there { fds.next() } else { None };
+    let (work, lock, listener) = (next(work), next(lock), next(listener));
+    let inherited = Inherited { work, listener, lock, network: true, base: None };
+    let mut keep = vec![&control, &scratch];
+    keep.extend([&inherited.work, &inherited.listener, &inherited.lock].into_iter().flatten());
+    let closed = fd::close_all_except(&keep).and_then(|()| fd::occupy_streams(c"/dev/null"));
+    process::ignore_group_signals();
+    let ready = step("close what was inherited", "", closed)
+        .and_then(|()| settle_in(&plan, shifted, inherited.work.as_ref(), &scratch));
+    match ready {
+        Ok((proof, meter, census)) => {
+            let _ = protocol::send(&control, &Report::Ready(proof), &[]);
+            serve::serve(&plan, &control, inherited, scratch, meter, census)
+        }
+        Err(failure) => {
+            let _ = protocol::send(&control, &Report::Failed(failure), &[]);
+        }
+    }
+    process::exit_now(1)
+}
+
+/// Does in a container what its runtime leaves to be done, and tries what it did.
+fn settle_in(
+    plan: &Plan,
+    shifted: bool,
+    work: Option<&OwnedFd>,
+    scratch: &OwnedFd,
+) -> Result<(Proof, Meter, Census), Failure> {
+    rustix::process::umask(Mode::empty());
+    let meter = step("open", "/proc/self/io", Meter::open())?;
+    step("leave the groups of", "the runtime", cred::leave_groups())?;
+    step("bring up", "lo", net::loopback_up())?;
+    let census = step("open", OWN_PROC, take_census())?;
+    let way_out = net::find_way_out().err().and_then(|error| error.raw_os_error());
+    hide_boot_id(plan)?;
+    step("clear", "/dev", forget_masks(plan, scratch.as_fd()))?;
+    step("restrict", "/dev", mount::restrict_only("/dev", DEV_ATTRIBUTES))?;
+    step("open", "/dev/null", quiet_streams())?;
+    lock_down(plan, work, &census)?;
+    holds("the network namespace", way_out == Some(Errno::NETUNREACH.raw_os_error()))?;
+    // The scratch is mounted nowhere inside, so that only Landlock keeps one out who holds it.
+    prove(plan, scratch)?;
+    let landlock_abi = landlock::abi().unwrap_or_default();
+    Ok((Proof { landlock_abi, owners_shifted: shifted }, meter, census))
+}
+
+/// Takes hold of the view of `/proc` that the runtime mounted for init alone, and of its name.
+fn take_census() -> io::Result<Census> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let proc = rustix::fs::open(OWN_PROC, flags, Mode::empty())?;
+    mount::detach(OWN_PROC)?;
+    Ok(Census::of(proc))
+}
 
 /// What the launcher says when the child may begin; carries the mounts it prepared, and what the child
 /// writes to so as to join its v1 control groups.
@@ -143,7 +225,10 @@ fn apply(
     };
     // Opened now, tried at the end: the old root must be out of reach even for one who holds it.
     let outside = step("open", "/", mount::open_place(CWD, c"/"))?;
-    let (root, scratch) = build_root(plan, &trees)?;
+    // Overlay takes only layers that are mounted somewhere. This place vanishes with the old root.
+    let place = step("open", "/dev", mount::open_place(CWD, c"/dev"))?;
+    let (root, scratch) = build_root(plan, &trees, place.as_fd(), Ids::inside(plan))?;
+    mount_proc(plan, root.as_fd())?;
     drop(trees);
     let census = step("mount", "init's own /proc", new_census())?;
     step("set the host name", &plan.hostname, set_hostname(&plan.hostname))?;
@@ -194,19 +279,24 @@ fn clone_sources(plan: &Plan) -> Result<Vec<OwnedFd>, Failure> {
 
 /// Mounts the whole root of the sandbox and returns it, with what holds all that is written to it; the
 /// old one is still in place. The trees are those of the mounts, the layers and the overlays.
-fn build_root(plan: &Plan, trees: &[OwnedFd]) -> Result<(OwnedFd, OwnedFd), Failure> {
+///
+/// `place` is where the scratch is attached; there is no `/proc` in it yet.
+pub(crate) fn build_root(
+    plan: &Plan,
+    trees: &[OwnedFd],
+    place: BorrowedFd<'_>,
+    ids: Ids,
+) -> Result<(OwnedFd, OwnedFd), Failure> {
     let (mounts, trees) = trees.split_at(plan.mounts.len().min(trees.len()));
     let (layers, shown) = trees.split_at(plan.root.layers().count().min(trees.len()));
     let devices = clone_devices(plan)?;
-    let scratch = step("mount a tmpfs for", "the writable layer", new_scratch(plan))?;
-    // Overlay takes only layers that are mounted somewhere. This place vanishes with the old root.
-    let place = step("open", "/dev", mount::open_place(CWD, c"/dev"))?;
-    step("attach", "the writable layer", mount::attach(scratch.as_fd(), place.as_fd()))?;
+    let scratch = step("mount a tmpfs for", "the writable layer", new_scratch(plan, ids))?;
+    step("attach", "the writable layer", mount::attach(scratch.as_fd(), place))?;
     for (name, mode) in SCRATCH {
-        step("create", name, make_directory(scratch.as_fd(), name, mode, None))?;
+        step("create", name, make_directory(scratch.as_fd(), name, mode, ids.of(Owner::System)))?;
     }
-    furnish(plan, scratch.as_fd())?;
-    let mut stack = Stack { scratch: scratch.as_fd(), next: 0 };
+    furnish(plan, scratch.as_fd(), ids)?;
+    let mut stack = Stack { scratch: scratch.as_fd(), next: 0, ids };
     let lowest = stack.push_all(&layers[..plan.root.below.len()])?;
     let changes = stack.push_all(&layers[plan.root.below.len()..])?;
     let lower = ["lower".to_owned()];
@@ -221,7 +311,7 @@ fn build_root(plan: &Plan, trees: &[OwnedFd]) -> Result<(OwnedFd, OwnedFd), Fail
 
     let root_fd = root.as_fd();
     // Before the mounts of the plan, some of which may be below these.
-    mount_dev(plan, root_fd, scratch.as_fd(), &devices)?;
+    mount_dev(plan, root_fd, scratch.as_fd(), &devices, ids)?;
     if plan.root.above.is_empty() {
         let tmp = step("clone", "/tmp", mount::clone_at(scratch.as_fd(), TMP))?;
         attach_at(root_fd, "/tmp", &tmp)?;
@@ -233,7 +323,6 @@ fn build_root(plan: &Plan, trees: &[OwnedFd]) -> Result<(OwnedFd, OwnedFd), Fail
     for (planned, tree) in plan.mounts.iter().zip(mounts) {
         attach_at(root_fd, &planned.target, tree)?;
     }
-    mount_proc(plan, root_fd)?;
     Ok((root, scratch))
 }
 
@@ -242,13 +331,43 @@ fn build_root(plan: &Plan, trees: &[OwnedFd]) -> Result<(OwnedFd, OwnedFd), Fail
 struct Stack<'a> {
     scratch: BorrowedFd<'a>,
     next: u32,
+    ids: Ids,
+}
+
+/// Whose what is made for a sandbox is, by the ids of the one who makes it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ids {
+    /// The id of the sandbox's root; 0 for one who is it.
+    base: u32,
+    /// Whether commands have an id of their own.
+    apart: bool,
+}
+
+impl Ids {
+    /// For one who has the ids of the sandbox.
+    fn inside(plan: &Plan) -> Self {
+        Self { base: 0, apart: plan.identity == Identity::Range }
+    }
+
+    /// For root of the host, where the sandbox's ids begin at `base`.
+    pub(crate) fn outside(base: u32) -> Self {
+        Self { base, apart: true }
+    }
+
+    /// Returns whom something has to be given to, unless it is theirs already.
+    pub(crate) fn of(self, owner: Owner) -> Option<u32> {
+        match owner {
+            Owner::Workload if self.apart => Some(self.base + WORKLOAD_ID),
+            Owner::Workload | Owner::System => (self.base > 0).then_some(self.base),
+        }
+    }
 }
 
 impl Stack<'_> {
     fn push(&mut self, tree: BorrowedFd<'_>) -> io::Result<String> {
         let name = self.next.to_string();
         self.next += 1;
-        make_directory(self.scratch, &name, 0o700, None)?;
+        make_directory(self.scratch, &name, 0o700, self.ids.of(Owner::System))?;
         mount::attach(tree, mount::target(self.scratch, &name)?.as_fd())?;
         Ok(name)
     }
@@ -270,7 +389,8 @@ fn writable_view(
     let (scratch, planned) = (stack.scratch, &plan.overlays[index]);
     let mut lowers = vec![step("attach", &planned.source, stack.push(tree.as_fd()))?];
     if planned.veiled {
-        let veil = step("mount a veil over", &planned.source, new_veil(scratch, &lowers[0]))?;
+        let veil =
+            step("mount a veil over", &planned.source, new_veil(scratch, &lowers[0], stack.ids))?;
         lowers = vec![step("attach", &planned.source, stack.push(veil.as_fd()))?];
     }
     let below = format!("{}/", planned.target);
@@ -290,7 +410,7 @@ fn writable_view(
     }
     let (upper, work) = (plan::overlay_upper(index), format!("work-{index}"));
     for (name, mode) in [(&upper, 0o755), (&work, 0o700)] {
-        step("create", name, make_directory(scratch, name, mode, None))?;
+        step("create", name, make_directory(scratch, name, mode, stack.ids.of(Owner::System)))?;
     }
     step("be like", &planned.target, be_like(scratch, &upper, top.as_fd()))?;
     let made = new_overlay(scratch, lowers.iter(), &upper, &work, plan.users);
@@ -310,6 +430,9 @@ fn be_like(scratch: BorrowedFd<'_>, name: &str, other: BorrowedFd<'_>) -> io::Re
 
 /// What becomes `/dev`.
 const DEV: &str = "dev";
+/// Read-only still lets a device be written; it keeps its mode and owner as they are.
+const DEV_ATTRIBUTES: Attributes =
+    Attributes { read_only: true, no_exec: true, no_devices: false, set_ids: false };
 /// What a sandbox with several users reads as its boot id.
 const BOOT_ID: &str = "/dev/.boot-id";
 
@@ -326,9 +449,13 @@ const SCRATCH: [(&str, u32); 8] = [
     ("shm", 0o1777),
 ];
 
-fn new_scratch(plan: &Plan) -> io::Result<OwnedFd> {
+fn new_scratch(plan: &Plan, ids: Ids) -> io::Result<OwnedFd> {
     let (bytes, inodes) = (plan.scratch.bytes.to_string(), plan.scratch.inodes.to_string());
+    let owner = ids.base.to_string();
     let mut options = vec![("mode", "0755"), ("nr_inodes", inodes.as_str())];
+    if ids.base > 0 {
+        options.extend([("uid", owner.as_str()), ("gid", owner.as_str())]);
+    }
     if plan.scratch.bytes > 0 {
         options.push(("size", &bytes));
     }
@@ -358,44 +485,51 @@ fn new_overlay<'a>(
 /// Its files are those of the sandbox's root, as they must be for root to replace them, and root looks
 /// past the rights of its own files. But overlay asks twice: what it shows, for the one who asks, and
 /// what is below, for the one who mounted it. Who mounts this is neither root nor in its group.
-fn new_veil(scratch: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
+fn new_veil(scratch: BorrowedFd<'_>, name: &str, ids: Ids) -> io::Result<OwnedFd> {
     rustix::process::fchdir(scratch)?;
     // Without an upper layer the kernel wants two; the other one is empty.
     let layers = format!("{name}:dev/.empty");
     let attributes = Attributes { read_only: true, no_devices: true, ..Attributes::default() };
-    cred::with_files_as(INIT_ID, || {
+    cred::with_files_as(ids.base + INIT_ID, || {
         mount::new("overlay", &[("lowerdir", &layers)], &["userxattr"], attributes)
     })
 }
 
-fn attach_at(root: BorrowedFd<'_>, path: &str, tree: &OwnedFd) -> Result<(), Failure> {
+pub(crate) fn attach_at(root: BorrowedFd<'_>, path: &str, tree: &OwnedFd) -> Result<(), Failure> {
     let target = step("open the mount target", path, mount::target(root, path))?;
     step("mount", path, mount::attach(tree.as_fd(), target.as_fd()))
 }
 
 /// Makes the entries of the plan in the lower layer.
-fn furnish(plan: &Plan, scratch: BorrowedFd<'_>) -> Result<(), Failure> {
+fn furnish(plan: &Plan, scratch: BorrowedFd<'_>, ids: Ids) -> Result<(), Failure> {
     let lower = step("open", "lower", mount::target(scratch, "lower"))?;
-    let own = plan.identity == Identity::Range;
     for entry in &plan.skeleton {
         // `/tmp` may be a mount of its own, over the entry of that name in the lower layer.
         let own_tmp = plan.root.above.is_empty() && entry.path.starts_with("/tmp/");
         let own_dev = entry.path.starts_with("/dev/");
         let place = if own_tmp || own_dev { scratch } else { lower.as_fd() };
-        step("create", &entry.path, make_entry(place, entry, own))?;
+        step("create", &entry.path, make_entry(place, entry, ids))?;
     }
     Ok(())
 }
 
-fn make_entry(lower: BorrowedFd<'_>, entry: &Entry, own: bool) -> io::Result<()> {
+fn make_entry(lower: BorrowedFd<'_>, entry: &Entry, ids: Ids) -> io::Result<()> {
     let path = entry.path.trim_start_matches('/');
-    let owner = (own && entry.owner == Owner::Workload).then_some(WORKLOAD_ID);
+    let owner = ids.of(entry.owner);
     match &entry.kind {
         EntryKind::Directory(mode) => make_directory(lower, path, *mode, owner),
-        EntryKind::Link(target) => Ok(rustix::fs::symlinkat(target.as_str(), lower, path)?),
-        EntryKind::File(contents) => make_file(lower, path, contents, 0o644),
+        EntryKind::Link(target) => {
+            rustix::fs::symlinkat(target.as_str(), lower, path)?;
+            give(lower, path, ids.of(Owner::System))
+        }
+        EntryKind::File(contents) => {
+            make_file(lower, path, contents, 0o644)?;
+            give(lower, path, ids.of(Owner::System))
+        }
         EntryKind::OwnProgram => {
             make_file(lower, path, &own_program()?, 0o755)?;
+            // Before its mode: a change of owner takes set-user-id away.
+            give(lower, path, ids.of(Owner::System))?;
             let mode = Mode::from_raw_mode(0o4755);
             Ok(rustix::fs::chmodat(lower, path, mode, AtFlags::empty())?)
         }
@@ -404,17 +538,22 @@ fn make_entry(lower: BorrowedFd<'_>, entry: &Entry, own: bool) -> io::Result<()>
 
 /// Returns the program that this code is in, or has embedded.
 #[cfg(not(warren_init_image))]
-fn own_program() -> io::Result<std::borrow::Cow<'static, [u8]>> {
+pub(crate) fn own_program() -> io::Result<std::borrow::Cow<'static, [u8]>> {
     Ok(crate::IMAGE.into())
 }
 
 /// Returns this program. It runs from a sealed memory file: what is read is what was embedded.
 #[cfg(warren_init_image)]
-fn own_program() -> io::Result<std::borrow::Cow<'static, [u8]>> {
+pub(crate) fn own_program() -> io::Result<std::borrow::Cow<'static, [u8]>> {
     std::fs::read("/proc/self/exe").map(Into::into)
 }
 
-fn make_file(parent: BorrowedFd<'_>, path: &str, contents: &[u8], mode: u32) -> io::Result<()> {
+pub(crate) fn make_file(
+    parent: BorrowedFd<'_>,
+    path: &str,
+    contents: &[u8],
+    mode: u32,
+) -> io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let file = rustix::fs::openat(parent, path, flags, Mode::from_raw_mode(mode))?;
     io::Write::write_all(&mut std::fs::File::from(file), contents)
@@ -427,6 +566,11 @@ fn make_directory(
     owner: Option<u32>,
 ) -> io::Result<()> {
     rustix::fs::mkdirat(parent, path, Mode::from_raw_mode(mode))?;
+    give(parent, path, owner)
+}
+
+/// Makes somebody the owner, if anybody is named.
+pub(crate) fn give(parent: BorrowedFd<'_>, path: &str, owner: Option<u32>) -> io::Result<()> {
     if let Some(id) = owner {
         let (uid, gid) = (rustix::fs::Uid::from_raw(id), rustix::fs::Gid::from_raw(id));
         rustix::fs::chownat(parent, path, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
@@ -447,6 +591,7 @@ fn mount_dev(
     root: BorrowedFd<'_>,
     scratch: BorrowedFd<'_>,
     devices: &[OwnedFd],
+    ids: Ids,
 ) -> Result<(), Failure> {
     // Not in the overlay, where each name takes longer to be found.
     let dev = step("clone", "/dev", mount::clone_at(scratch, DEV))?;
@@ -459,10 +604,16 @@ fn mount_dev(
     }
     if let Users::Several { .. } = plan.users {
         step("create", BOOT_ID, make_file(scratch, &BOOT_ID[1..], &new_boot_id(), 0o444))?;
+        step("give away", BOOT_ID, give(scratch, &BOOT_ID[1..], ids.of(Owner::System)))?;
     }
-    // Read-only still lets a device be written; it keeps its mode and owner as they are.
-    let attributes = Attributes { read_only: true, no_exec: true, ..Attributes::default() };
-    step("restrict", "/dev", mount::restrict(dev.as_fd(), attributes, None))?;
+    let restrict = |tree: &OwnedFd| {
+        step("restrict", "/dev", mount::restrict(tree.as_fd(), DEV_ATTRIBUTES, None))
+    };
+    match ids.base {
+        0 => restrict(&dev)?,
+        // A runtime may have something to add; init makes the directory read-only then.
+        _ => devices.iter().try_for_each(restrict)?,
+    }
     attach(&step("clone", "/dev/shm", mount::clone_at(scratch, "shm"))?, "shm")?;
     let attributes = Attributes { no_exec: true, ..Attributes::default() };
     // The host has 4096 terminals for all; without a bound one sandbox can take those of the others.
@@ -517,6 +668,11 @@ fn mask_proc(plan: &Plan) -> Result<(), Failure> {
             bound => step("mount", &path, bound)?,
         }
     }
+    hide_boot_id(plan)
+}
+
+/// Has a sandbox with several users read a boot id of its own.
+fn hide_boot_id(plan: &Plan) -> Result<(), Failure> {
     match plan.users {
         Users::One => Ok(()),
         // The sandbox was started now, whenever the host was.

@@ -71,8 +71,8 @@ struct Launcher {
 
 /// Makes sandboxes as children of this process.
 #[derive(Debug)]
-struct Maker {
-    proof: SingleThreaded,
+pub(crate) struct Maker {
+    pub(crate) proof: SingleThreaded,
     next_range: u32,
     /// Whether this process is in an empty network namespace that nobody else has been in.
     network: bool,
@@ -190,7 +190,7 @@ impl Drop for Guard {
 }
 
 /// Ends what is in control groups and removes them.
-fn remove_all(groups: &[PathBuf]) {
+pub(crate) fn remove_all(groups: &[PathBuf]) {
     for group in groups {
         let _ = cgroup::write(group, "cgroup.kill", "1");
     }
@@ -200,7 +200,7 @@ fn remove_all(groups: &[PathBuf]) {
 }
 
 /// Leaves behind what a sandbox must not have of whoever started us.
-fn stand_apart() -> io::Result<()> {
+pub(crate) fn stand_apart() -> io::Result<()> {
     // A signal meant for the group of the caller must not take the one away who clears up after it.
     let _ = rustix::process::setsid();
     process::ignore_group_signals();
@@ -309,7 +309,7 @@ impl Launcher {
 }
 
 impl Maker {
-    fn new(proof: SingleThreaded) -> Self {
+    pub(crate) fn new(proof: SingleThreaded) -> Self {
         // Before Linux 6.4 these are read from a file that a sealed process may not open.
         let _ = (rustix::param::page_size(), rustix::param::clock_ticks_per_second());
         let next_range = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs() % RANGES;
@@ -399,20 +399,23 @@ impl Maker {
         step("map the ids of", "the sandbox", map_ids(child, plan.identity, base))?;
         let doors = open_doors()?;
         let (trees, shifted) = match base {
-            Some(base) => self.shift_mounts(plan, base, child)?,
+            Some(base) => {
+                let namespace = user_namespace(child);
+                let namespace = step("open the user namespace of", "the sandbox", namespace)?;
+                self.shift_mounts(plan, base, &namespace)?
+            }
             None => (Vec::new(), false),
         };
         Ok(Parts { trees, shifted, doors })
     }
 
     /// Clones every mount of the plan, with owners as the sandbox is to see them.
-    fn shift_mounts(
+    pub(crate) fn shift_mounts(
         &self,
         plan: &Plan,
         base: u32,
-        child: Pid,
+        namespace: &OwnedFd,
     ) -> Result<(Vec<OwnedFd>, bool), Failure> {
-        let namespace = step("open the user namespace of", "the sandbox", user_namespace(child))?;
         let mut owners = HashMap::new();
         let (mut trees, mut shifted) = (Vec::with_capacity(plan.mounts.len()), true);
         for planned in &plan.mounts {
@@ -420,14 +423,14 @@ impl Maker {
             let tree = step("open", source, apply::clone_source(planned))?;
             let namespace = match planned.owners {
                 Owners::Nobody => None,
-                Owners::Shifted => Some(&namespace),
+                Owners::Shifted => Some(namespace),
                 Owners::Workload => {
                     // Of what was opened: by now the path may lead elsewhere.
                     let owner = rustix::fs::fstat(&tree).map_err(io::Error::from);
                     let owner = step("look at", source, owner)?;
                     let key = (owner.st_uid, owner.st_gid);
                     if let std::collections::hash_map::Entry::Vacant(entry) = owners.entry(key) {
-                        let made = self.owner_namespace(key, base + WORKLOAD_ID);
+                        let made = self.mapped_namespace(key, base + WORKLOAD_ID, 1);
                         entry.insert(step("map the owner of", source, made)?);
                     }
                     Some(&owners[&key])
@@ -463,8 +466,13 @@ impl Maker {
         Ok((trees, shifted))
     }
 
-    /// Returns a user namespace that maps one owner of files to one id of the host.
-    fn owner_namespace(&self, (uid, gid): (u32, u32), id: u32) -> io::Result<OwnedFd> {
+    /// Returns a user namespace that maps owners of files, from these on, to ids of the host.
+    pub(crate) fn mapped_namespace(
+        &self,
+        (uid, gid): (u32, u32),
+        id: u32,
+        count: u32,
+    ) -> io::Result<OwnedFd> {
         let (ours, theirs) = socket::pair()?;
         match process::fork(&self.proof, Namespaces::USER, None)? {
             Fork::Child => {
@@ -473,8 +481,8 @@ impl Maker {
                 process::exit_now(0)
             }
             Fork::Parent { child, pidfd } => {
-                let made = write_map(child, "uid_map", uid, id, 1)
-                    .and_then(|()| write_map(child, "gid_map", gid, id, 1))
+                let made = write_map(child, "uid_map", uid, id, count)
+                    .and_then(|()| write_map(child, "gid_map", gid, id, count))
                     .and_then(|()| user_namespace(child));
                 let _ = rustix::process::pidfd_send_signal(&pidfd, Signal::KILL);
                 let _ = process::reap(child);
@@ -483,26 +491,38 @@ impl Maker {
         }
     }
 
-    /// Finds a range that nobody has and holds it for as long as the file is open anywhere.
     fn reserve_ids(&mut self) -> io::Result<(File, u32)> {
-        let mut tried = 0;
-        while tried < RANGES {
-            // An open file of its own for each sandbox: the lock belongs to it.
-            let file = open_ranges(self.next_range / FILE_RANGES)?;
-            loop {
-                let range = self.next_range;
-                self.next_range = (range + 1) % RANGES;
-                tried += 1;
-                if fd::try_lock_byte(&file, i64::from(range % FILE_RANGES))? {
-                    return Ok((file, FIRST_ID + range * STRIDE));
-                }
-                if self.next_range.is_multiple_of(FILE_RANGES) {
-                    break;
-                }
+        let (file, range) = reserve_range(self.next_range)?;
+        self.next_range = (range + 1) % RANGES;
+        Ok((file, FIRST_ID + range * STRIDE))
+    }
+}
+
+/// Finds a range of ids that nobody has, beginning to look at one, and holds it for as long as the file is
+/// open anywhere; returns the first of its ids.
+pub fn reserve_ids(first: u32) -> io::Result<(File, u32)> {
+    let (file, range) = reserve_range(first % RANGES)?;
+    Ok((file, FIRST_ID + range * STRIDE))
+}
+
+fn reserve_range(first: u32) -> io::Result<(File, u32)> {
+    let (mut next, mut tried) = (first, 0);
+    while tried < RANGES {
+        // An open file of its own for each sandbox: the lock belongs to it.
+        let file = open_ranges(next / FILE_RANGES)?;
+        loop {
+            let range = next;
+            next = (range + 1) % RANGES;
+            tried += 1;
+            if fd::try_lock_byte(&file, i64::from(range % FILE_RANGES))? {
+                return Ok((file, range));
+            }
+            if next.is_multiple_of(FILE_RANGES) {
+                break;
             }
         }
-        Err(io::Error::from_raw_os_error(rustix::io::Errno::AGAIN.raw_os_error()))
     }
+    Err(io::Error::from_raw_os_error(rustix::io::Errno::AGAIN.raw_os_error()))
 }
 
 /// Returns the signal at which the first process of a sandbox ends with all the others: the kernel sees to
@@ -557,7 +577,7 @@ pub(crate) fn step<T>(step: &str, path: &str, result: io::Result<T>) -> Result<T
 }
 
 /// Opens the v2 group of the plan and gives it to init, but none of the limits in it.
-fn open_group(plan: &Plan, base: Option<u32>) -> io::Result<Option<OwnedFd>> {
+pub(crate) fn open_group(plan: &Plan, base: Option<u32>) -> io::Result<Option<OwnedFd>> {
     let Some(group) = plan.cgroups.v2.as_deref().map(Path::new) else { return Ok(None) };
     if let Some(base) = base {
         let id = Some(base + INIT_ID);
@@ -572,7 +592,7 @@ fn open_group(plan: &Plan, base: Option<u32>) -> io::Result<Option<OwnedFd>> {
 ///
 /// `tasks`, not `cgroup.procs`, and by the process itself: to move another, or one that may have
 /// threads, the kernel waits for an RCU grace period, which takes milliseconds where a CPU is busy.
-fn open_door(group: &str) -> io::Result<OwnedFd> {
+pub(crate) fn open_door(group: &str) -> io::Result<OwnedFd> {
     Ok(File::options().write(true).open(Path::new(group).join("tasks"))?.into())
 }
 

@@ -18,6 +18,7 @@ mod port;
 pub mod probe;
 pub mod protocol;
 mod serve;
+pub mod stage;
 pub mod sudo;
 mod users;
 pub mod warden;

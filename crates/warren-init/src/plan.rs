@@ -186,6 +186,47 @@ pub fn overlay_upper(index: usize) -> String {
     format!("{UPPER}-{index}")
 }
 
+/// The directory, for root alone, of what init needs to begin in a container.
+pub const OWN_PLACE: &str = "/.warren";
+/// Where init is in a container. The mount came with the root, so that nobody inside can take it away.
+pub const OWN_PROGRAM: &str = "/.warren/init";
+/// Where a container has a view of `/proc` for init, until that has taken hold of it.
+pub const OWN_PROC: &str = "/.warren/proc";
+/// Where root of the host finds what a container stands on, in the mounts of the one who guards it.
+pub const STAGE: &str = "/run/warren/stage";
+/// The directory of the stage that is the root of the container.
+pub const STAGE_ROOT: &str = "/run/warren/stage/root";
+
+/// A sandbox whose walls a container runtime puts up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Container {
+    /// What it is to be; the runtime's configuration, in its bundle, says the same.
+    pub plan: Plan,
+    /// The first of its ids.
+    pub base: u32,
+    /// Its directory, which is removed last of all.
+    pub bundle: String,
+    /// What starts it, program and arguments.
+    pub start: Vec<String>,
+    /// What removes it once it has ended.
+    pub delete: Vec<String>,
+    /// Mounts of the host that the runtime is not to see.
+    pub hidden: Vec<String>,
+    /// All control groups that it or its runtime may have.
+    pub groups: Vec<String>,
+    /// Whether the runtime is started in the control groups of the plan, because it puts nothing in any itself.
+    pub join: bool,
+    /// How long the runtime may take, in milliseconds.
+    pub patience_ms: u64,
+}
+
+/// The file of a bundle in which a runtime notes the first process.
+pub const PID_FILE: &str = "pid";
+/// The file of a bundle that what the runtime says goes to.
+pub const LOG_FILE: &str = "log";
+/// The file of a bundle whose first byte is locked by the one who guards the container.
+pub const LOCK_FILE: &str = "lock";
+
 /// One entry of the root that is there from the start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {

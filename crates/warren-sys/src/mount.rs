@@ -99,6 +99,22 @@ pub fn restrict(
     attributes: Attributes,
     user_namespace: Option<BorrowedFd<'_>>,
 ) -> io::Result<()> {
+    set_attributes(tree, attributes, user_namespace, libc::AT_RECURSIVE)
+}
+
+/// Sets `attributes` on what is mounted at `path`, and on nothing that is mounted below it; see
+/// [`bind`].
+pub fn restrict_only(path: &str, attributes: Attributes) -> io::Result<()> {
+    let place = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    set_attributes(place.as_fd(), attributes, None, 0)
+}
+
+fn set_attributes(
+    tree: BorrowedFd<'_>,
+    attributes: Attributes,
+    user_namespace: Option<BorrowedFd<'_>>,
+    recursive: libc::c_int,
+) -> io::Result<()> {
     let mut attr = libc::mount_attr {
         attr_set: attributes.bits(),
         attr_clr: 0,
@@ -116,7 +132,7 @@ pub fn restrict(
             libc::SYS_mount_setattr,
             tree.as_raw_fd(),
             c"".as_ptr(),
-            libc::AT_EMPTY_PATH | libc::AT_RECURSIVE,
+            libc::AT_EMPTY_PATH | recursive,
             &raw const attr,
             size_of::<libc::mount_attr>(),
         )
@@ -175,6 +191,11 @@ pub fn make_private() -> io::Result<()> {
     use rustix::mount::MountPropagationFlags;
     let flags = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     Ok(rustix::mount::mount_change(c"/", flags)?)
+}
+
+/// Takes what is mounted at `path` out of this mount namespace. Whoever has it open keeps it.
+pub fn detach(path: &str) -> io::Result<()> {
+    Ok(rustix::mount::unmount(path, UnmountFlags::DETACH)?)
 }
 
 /// Opens `path` without reading it, to be used as a place.

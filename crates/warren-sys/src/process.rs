@@ -352,6 +352,12 @@ pub fn new_cgroup_namespace() -> io::Result<()> {
     crate::check(unsafe { libc::unshare(libc::CLONE_NEWCGROUP) }).map(drop)
 }
 
+/// Goes on with mounts of its own, which at first are the same. See mount_namespaces(7).
+pub fn new_mount_namespace() -> io::Result<()> {
+    // SAFETY: unshare takes flags; CLONE_NEWNS touches no memory and no descriptor.
+    crate::check(unsafe { libc::unshare(libc::CLONE_NEWNS) }).map(drop)
+}
+
 /// Leaves the network for one that is empty. See network_namespaces(7).
 pub fn new_network_namespace() -> io::Result<()> {
     // SAFETY: unshare takes flags; CLONE_NEWNET touches no memory and no descriptor.

@@ -79,6 +79,8 @@ fn nothing_weaker_than_what_is_asked_for_ever_runs_a_command() {
     assert_eq!(seen.code, Some(0), "{seen:?}");
     assert!(seen.stdout.starts_with("/var/tmp/warren-sbx-"), "{seen:?}");
     assert!(!std::path::Path::new(seen.stdout.trim()).exists(), "nothing is left");
+    let seen = outcome(&mut warren(&["run", "--isolation", "container", "--", "echo", "in"]));
+    assert_eq!((seen.code, seen.stdout.as_str()), (Some(0), "in\n"), "{seen:?}");
     let seen = outcome(&mut warren(&["run", "--isolation", "vm", "--", "true"]));
     assert_eq!(seen.code, Some(2), "{seen:?}");
     let seen = outcome(&mut warren(&["run", "--require", "network,ram", "--", "true"]));

@@ -7,11 +7,13 @@ pub mod fake;
 pub mod host;
 pub mod landlock;
 pub mod linux;
+pub mod oci;
 
 pub use fake::FakeBackend;
 pub use host::{HostBackend, HostConfig};
 pub use landlock::LandlockBackend;
 pub use linux::{LinuxBackend, LinuxSandbox};
+pub use oci::{OciBackend, OciRuntime};
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;

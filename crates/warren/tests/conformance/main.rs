@@ -13,7 +13,9 @@ mod plain_user;
 use std::sync::Arc;
 
 use conformance::{Expect, Given, Workdir};
-use warren::backend::{FakeBackend, HostBackend, HostConfig, LandlockBackend, LinuxBackend};
+use warren::backend::{
+    FakeBackend, HostBackend, HostConfig, LandlockBackend, LinuxBackend, OciBackend, OciRuntime,
+};
 use warren::{CreateOptions, IsolationBackend, Limit, ResourceLimits, SandboxError, SandboxSpec};
 
 fn given_fake() -> Given {
@@ -127,6 +129,26 @@ fn given_landlock() -> Given {
 
 conformance!(fake, given_fake());
 conformance!(landlock, given_landlock());
+/// Lists the children of this process that run: of a container, the one who guards it.
+fn guards() -> Vec<String> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let lists = tasks.map(|task| std::fs::read_to_string(task.path().join("children")));
+    lists
+        .flatten()
+        .flat_map(|list| list.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+        .collect()
+}
+
+fn given_oci(runtime: OciRuntime) -> Given {
+    let workdir = Workdir::AsInTheSpec;
+    let expect =
+        Expect { runs_programs: true, workdir, snapshots: false, unenforceable: [].into() };
+    let backend = Arc::new(OciBackend::new(runtime).unwrap());
+    Given { backend, expect, left: Box::new(guards) }
+}
+
+conformance!(runc, given_oci(OciRuntime::Runc));
+conformance!(crun, given_oci(OciRuntime::Crun));
 conformance!(linux, given_linux());
 conformance!(host, given_host());
 

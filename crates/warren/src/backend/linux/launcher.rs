@@ -4,19 +4,20 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use warren_init::launcher::Guard;
-use warren_init::plan::Plan;
 use warren_init::protocol;
 use warren_sys::process::SingleThreaded;
 use warren_sys::{fd, socket};
 
 use super::channel::watch;
-use super::sandbox::failed;
-use crate::{Result, SandboxError};
+use super::limits::Setting;
+use super::sandbox::{Wanted, failed};
+use crate::backend::oci;
+use crate::{Result, SandboxError, SandboxId};
 
 /// How long it may take to end what is attached to us.
 const PATIENCE: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
@@ -28,6 +29,8 @@ pub(crate) enum Launcher {
     Beside(Mutex<Option<Process>>),
     /// This process, which must have one thread whenever it makes a sandbox.
     Here,
+    /// A container runtime, with a process of ours beside each sandbox.
+    Container(Arc<oci::Runtime>),
 }
 
 /// What is known of a sandbox that was launched; whether it comes to stand is said on its socket.
@@ -36,6 +39,8 @@ pub(crate) enum Launched {
     Asked,
     /// It is a child of ours.
     Child(warren_init::launcher::Launched),
+    /// The one who guards it says so.
+    Contained(oci::Container),
 }
 
 #[derive(Debug)]
@@ -87,7 +92,11 @@ impl Launcher {
 
     /// Starts the process, if it is not there yet, so that the first sandbox does not wait for it.
     pub(crate) fn prepare(&self) -> Result<()> {
-        let Self::Beside(process) = self else { return Ok(()) };
+        let process = match self {
+            Self::Beside(process) => process,
+            Self::Here => return Ok(()),
+            Self::Container(runtime) => return runtime.check(),
+        };
         let mut process = process.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if process.as_mut().is_none_or(|process| !matches!(process.child.try_wait(), Ok(None))) {
             *process = None;
@@ -105,7 +114,7 @@ impl Launcher {
     ) -> Result<Option<Guard>> {
         match self {
             // It knows them by the plan, and outlives us.
-            Self::Beside(_) => Ok(None),
+            Self::Beside(_) | Self::Container(_) => Ok(None),
             Self::Here if groups.is_empty() => Ok(None),
             Self::Here => {
                 let guard = SingleThreaded::claim()
@@ -115,22 +124,52 @@ impl Launcher {
         }
     }
 
+    /// Returns what the control groups are to hold while the sandbox is made.
+    pub(crate) fn at_first(&self, settings: &[Setting]) -> Vec<Setting> {
+        match self {
+            Self::Beside(_) | Self::Here => settings.to_vec(),
+            Self::Container(_) => settings.iter().map(oci::room_to_start).collect(),
+        }
+    }
+
+    /// Returns the container of a sandbox, if sandboxes are such.
+    pub(crate) fn container(
+        &self,
+        id: &SandboxId,
+        runtime: Option<&Path>,
+    ) -> Option<oci::Container> {
+        match self {
+            Self::Beside(_) | Self::Here => None,
+            Self::Container(container) => Some(oci::Container::of(container, id, runtime)),
+        }
+    }
+
     /// Asks for a sandbox; what becomes of it is said on `control`.
     ///
     /// With a `listener` it can be found again by whoever comes after us. The v1 control groups of the plan
     /// are there once `finish_groups` was called.
     pub(crate) async fn launch(
         &self,
-        plan: &Plan,
+        wanted: &Wanted<'_>,
         control: OwnedFd,
         listener: Option<OwnedFd>,
+        home: Option<&Path>,
         finish_groups: impl FnOnce() -> Result<()>,
     ) -> Result<Launched> {
-        let Self::Beside(process) = self else {
-            let proof = SingleThreaded::claim().map_err(start_failed)?;
-            let made =
-                warren_init::launcher::launch(proof, plan, &control, listener, finish_groups);
-            return Ok(Launched::Child(made.map_err(failed)??));
+        let plan = wanted.plan;
+        let process = match self {
+            Self::Beside(process) => process,
+            Self::Here => {
+                let proof = SingleThreaded::claim().map_err(start_failed)?;
+                let made =
+                    warren_init::launcher::launch(proof, plan, &control, listener, finish_groups);
+                return Ok(Launched::Child(made.map_err(failed)??));
+            }
+            Self::Container(runtime) => {
+                finish_groups()?;
+                let made = oci::Container::start(runtime, wanted, control, listener, home);
+                return Ok(Launched::Contained(made?));
+            }
         };
         finish_groups()?;
         self.prepare()?;

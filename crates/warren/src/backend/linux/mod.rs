@@ -15,7 +15,7 @@ mod channel;
 mod execs;
 mod execution;
 mod files;
-mod groups;
+pub(crate) mod groups;
 pub(crate) mod host;
 mod launcher;
 pub(crate) mod limits;
@@ -23,7 +23,7 @@ mod peaks;
 pub(crate) mod plan;
 mod port;
 pub(crate) mod probe;
-mod sandbox;
+pub(crate) mod sandbox;
 mod snapshot;
 mod swap;
 mod verify;
@@ -47,8 +47,8 @@ use self::groups::Groups;
 use self::host::{Host, Privilege};
 use self::launcher::Launcher;
 use self::sandbox::Own;
-use crate::backend::ExecPlan;
 use crate::backend::landlock::rules;
+use crate::backend::{ExecPlan, oci};
 use crate::layers::Layers;
 use crate::profile::{self, Profile, Seccomp};
 use crate::{
@@ -67,6 +67,8 @@ pub(crate) enum Kind {
     Rules {
         below: PathBuf,
     },
+    /// Namespaces that the runtime of the backend of this name makes.
+    Containers(&'static str),
 }
 
 impl Kind {
@@ -74,13 +76,14 @@ impl Kind {
         match self {
             Self::Namespaces => NAME,
             Self::Rules { .. } => rules::NAME,
+            Self::Containers(name) => name,
         }
     }
 
     /// Returns what a sandbox has on the host, if it has no root of its own.
     fn own(&self, id: &SandboxId) -> Option<Own> {
         match self {
-            Self::Namespaces => None,
+            Self::Namespaces | Self::Containers(_) => None,
             Self::Rules { below } => {
                 Some(Own { directory: rules::directory(below, id), nonce: rules::nonce(id) })
             }
@@ -222,6 +225,17 @@ impl LinuxBackend {
         Ok(runtime)
     }
 
+    /// Returns one that has others put up the walls.
+    pub(crate) fn by_runtime(
+        container: Arc<oci::Runtime>,
+        runtime: Option<PathBuf>,
+        layers: Option<Layers>,
+    ) -> Result<Self> {
+        let runtime = runtime.map(Self::runtime).transpose()?;
+        let kind = Kind::Containers(container.name());
+        Self::start(runtime, layers, Launcher::Container(container), kind)
+    }
+
     fn start(
         runtime: Option<PathBuf>,
         layers: Option<Layers>,
@@ -325,6 +339,7 @@ impl LinuxBackend {
         });
         let first = first.transpose()?;
         let mut inputs = plan::Inputs {
+            backend: self.inner.kind.name(),
             id: &id,
             spec,
             profile,
@@ -341,12 +356,22 @@ impl LinuxBackend {
         let wanted = Groups::wanted(&id, support, &limits.settings);
         let directory = own.as_ref().map(|own| own.directory.as_path());
         let guard = self.inner.launcher.guard(wanted, directory)?;
-        let groups = Groups::begin(&id, support, &limits.settings, guard)?;
+        let settings = self.inner.launcher.at_first(&limits.settings);
+        let groups = Groups::begin(&id, support, &settings, guard)?;
         inputs.cgroups = groups.planned();
         plan.cgroups = groups.planned();
         let quota = options.cpu_quota_millis;
         let home = runtime.map(|runtime| Home::create(runtime, &id)).transpose()?;
-        let launch = sandbox::launch(&self.inner.launcher, &plan, groups, home, quota, first);
+        let wanted = sandbox::Wanted {
+            id: &id,
+            plan: &plan,
+            seccomp,
+            limits: &spec.limits,
+            settings: &limits.settings,
+            cpu_quota_millis: quota,
+            patience: spec.creation_timeout,
+        };
+        let launch = sandbox::launch(&self.inner.launcher, wanted, groups, home, first);
         // Before anything of them is mounted, and until nothing is.
         let held = layers.map(|layers| layers.hold(options.base.all())).transpose()?;
         let (mut instance, sent) = tokio::time::timeout(spec.creation_timeout, launch)
@@ -371,7 +396,7 @@ impl LinuxBackend {
         look: &impl plan::Look,
     ) -> Result<Plan> {
         match &self.inner.kind {
-            Kind::Namespaces => plan::plan(inputs, look),
+            Kind::Namespaces | Kind::Containers(_) => plan::plan(inputs, look),
             Kind::Rules { below } => {
                 let inputs = rules::Inputs {
                     id: inputs.id,
@@ -392,7 +417,7 @@ impl LinuxBackend {
     fn refuse(&self, spec: &SandboxSpec, options: &CreateOptions) -> Result<()> {
         let name = self.inner.kind.name();
         refuse_network(spec, name)?;
-        if self.inner.kind != Kind::Namespaces && !options.base.is_plain() {
+        if matches!(self.inner.kind, Kind::Rules { .. }) && !options.base.is_plain() {
             return Err(SandboxError::Unsupported {
                 feature: "a root of layers".to_owned(),
                 backend: name.to_owned(),
@@ -483,7 +508,7 @@ fn refuse_network(spec: &SandboxSpec, name: &str) -> Result<()> {
 #[async_trait]
 impl IsolationBackend for LinuxBackend {
     fn name(&self) -> &str {
-        NAME
+        self.inner.kind.name()
     }
 
     fn level(&self) -> Option<IsolationLevel> {
@@ -491,16 +516,13 @@ impl IsolationBackend for LinuxBackend {
     }
 
     async fn probe(&self) -> Result<BackendCapabilities> {
-        Ok(self
-            .examine()
-            .await
-            .capabilities(self.inner.runtime.is_some(), self.inner.layers.is_some()))
+        Ok(self.inspect().await?.capabilities)
     }
 
     async fn inspect(&self) -> Result<Inspection> {
         let report = self.examine().await;
         let (persistent, snapshots) = (self.inner.runtime.is_some(), self.inner.layers.is_some());
-        let capabilities = report.capabilities(persistent, snapshots);
+        let capabilities = report.capabilities(self.inner.kind.name(), persistent, snapshots);
         Ok(Inspection { capabilities, findings: report.findings })
     }
 
@@ -533,7 +555,8 @@ impl IsolationBackend for LinuxBackend {
             self.reclaim(id).await?;
             return Ok(None);
         };
-        let found = sandbox::adopt(id, Home::of(runtime, id), &anchor).await?;
+        let container = self.inner.launcher.container(id, Some(runtime));
+        let found = sandbox::adopt(id, Home::of(runtime, id), container, &anchor).await?;
         let Some((mut instance, suspended)) = found else {
             self.reclaim(id).await?;
             return Ok(None);
@@ -554,6 +577,7 @@ impl IsolationBackend for LinuxBackend {
             None => Cow::Borrowed(spec),
         };
         let inputs = plan::Inputs {
+            backend: self.inner.kind.name(),
             id,
             spec,
             profile,
@@ -581,6 +605,9 @@ impl IsolationBackend for LinuxBackend {
     }
 
     async fn reclaim(&self, id: &SandboxId) -> Result<()> {
+        if let Some(container) = self.inner.launcher.container(id, self.inner.runtime.as_deref()) {
+            container.remove().await?;
+        }
         let mut groups = Groups::of(id, &self.inner.host.groups);
         if let Some(runtime) = &self.inner.runtime {
             let home = Home::of(runtime, id);

@@ -110,6 +110,8 @@ impl Look for RememberedHost {
 /// What is decided before the plan.
 #[derive(Debug)]
 pub(crate) struct Inputs<'a> {
+    /// Which backend asks.
+    pub(crate) backend: &'static str,
     pub(crate) id: &'a SandboxId,
     pub(crate) spec: &'a SandboxSpec,
     pub(crate) profile: &'a Profile,
@@ -202,7 +204,7 @@ fn root(inputs: &Inputs<'_>) -> Result<Root> {
         Some(layers) => text(&layers.path(id), "state_dir"),
         None => Err(SandboxError::Unsupported {
             feature: "a root of layers".to_owned(),
-            backend: super::NAME.to_owned(),
+            backend: inputs.backend.to_owned(),
             hint: "give the backend a directory to keep layers in".to_owned(),
         }),
     };
@@ -240,7 +242,7 @@ fn users(inputs: &Inputs<'_>) -> Result<Users> {
         }
         (ProfileUsers::Several { .. }, Privilege::User { .. }) => Err(SandboxError::Unsupported {
             feature: format!("profile `{}`: users beside the caller's own", inputs.profile.name),
-            backend: super::NAME.to_owned(),
+            backend: inputs.backend.to_owned(),
             hint: "run the daemon as root, which gives each sandbox ids of its own, or use the \
                    profile `default`, which has one user"
                 .to_owned(),
@@ -295,7 +297,7 @@ fn mounts(
                     "profile `{}`: the host has no {}",
                     inputs.profile.name, shown.path
                 ),
-                backend: super::NAME.to_owned(),
+                backend: inputs.backend.to_owned(),
                 hint: "bind a root of your own, or use another host".to_owned(),
             });
         }
@@ -551,6 +553,7 @@ mod tests {
         let limits = limits::decide(&ResourceLimits::default(), None, &[].into(), &groups, false)?;
         let profile = crate::profile::profile("default").unwrap();
         let inputs = Inputs {
+            backend: crate::backend::linux::NAME,
             id: &SandboxId::from_string("sbx-0123456789"),
             spec,
             profile,

@@ -52,7 +52,7 @@ async fn try_each(sandbox: &LinuxSandbox, port: u16) -> Result<PortStream> {
             Some(Errno::AFNOSUPPORT | Errno::ACCESS | Errno::PERM) if to == Loopback::V4 => {
                 return Err(SandboxError::Unsupported {
                     feature: "connections to ports under this profile".to_owned(),
-                    backend: super::NAME.to_owned(),
+                    backend: crate::Sandbox::capabilities(sandbox).backend.clone(),
                     hint: "the profile `strict` has no TCP; make the sandbox with `default`"
                         .to_owned(),
                 });

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::host::{Controller, Privilege};
-use super::{LinuxBackend, NAME, limits};
+use super::{LinuxBackend, limits};
 use crate::profile;
 use crate::{
     BackendCapabilities, Bound, Command, CreateOptions, ExecCause, ExecContext, ExecInput,
@@ -37,11 +37,16 @@ impl HostReport {
     }
 
     /// Says the same in the terms of the contract.
-    pub(crate) fn capabilities(&self, persistent: bool, snapshots: bool) -> BackendCapabilities {
+    pub(crate) fn capabilities(
+        &self,
+        name: &str,
+        persistent: bool,
+        snapshots: bool,
+    ) -> BackendCapabilities {
         let all = |layers: &[&str]| layers.iter().all(|layer| self.holds(layer));
         let profiles = if self.is_usable() { profile::profile_names() } else { Vec::new() };
         BackendCapabilities {
-            name: NAME.to_owned(),
+            name: name.to_owned(),
             filesystem_isolation: all(&["mounts", "landlock", "proc"]),
             network_isolation: all(&["network"]),
             process_isolation: all(&["processes"]),

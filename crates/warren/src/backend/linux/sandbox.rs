@@ -35,13 +35,14 @@ use super::snapshot::Tracked;
 use super::swap::{self, PagedOut};
 use crate::backend::ExecPlan;
 use crate::backend::landlock::rules;
+use crate::backend::oci::Container;
 use crate::layers::Held;
-use crate::profile::{self, Profile, ProfileUsers, capability_names};
+use crate::profile::{self, Profile, ProfileUsers, Seccomp, capability_names};
 use crate::{
     Base, Capture, Command, CreateOptions, DiffEntry, DiffOptions, Enforcement, ExecCause,
     ExecContext, ExecHandle, ExecId, ExecOptions, ExecOutput, ExecReport, Extent, FoundExec, Layer,
-    LogPiece, LogStream, LogWait, PortStream, Receipt, ResourceUsage, Result, Sandbox,
-    SandboxCapabilities, SandboxError, SandboxFiles, SandboxId, SandboxSpec, StreamOutput,
+    LogPiece, LogStream, LogWait, PortStream, Receipt, ResourceLimits, ResourceUsage, Result,
+    Sandbox, SandboxCapabilities, SandboxError, SandboxFiles, SandboxId, SandboxSpec, StreamOutput,
     TimeLimits,
 };
 
@@ -75,6 +76,23 @@ pub(crate) struct Instance {
     /// Keeps them from being removed.
     held_layers: Mutex<Option<Held>>,
     overlays: Vec<Overlay>,
+    /// What a container runtime made of it.
+    pub(super) container: Option<Container>,
+    /// Everything that is written to it, where we have it without asking init.
+    pub(super) scratch: Option<OwnedFd>,
+}
+
+/// A sandbox to be launched.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) id: &'a SandboxId,
+    pub(crate) plan: &'a Plan,
+    pub(crate) seccomp: &'a Seccomp,
+    pub(crate) limits: &'a ResourceLimits,
+    /// What its control groups are to hold once it stands.
+    pub(crate) settings: &'a [limits::Setting],
+    pub(crate) cpu_quota_millis: Option<u32>,
+    pub(crate) patience: Duration,
 }
 
 /// What a sandbox without a root of its own has on the host instead.
@@ -101,24 +119,40 @@ impl Own {
 /// With a directory in which it listens it is one that outlives us.
 pub(crate) async fn launch(
     launcher: &Launcher,
-    plan: &Plan,
+    wanted: Wanted<'_>,
     groups: Groups,
     home: Option<(Home, OwnedFd)>,
-    cpu_quota_millis: Option<u32>,
     first: Option<First>,
 ) -> Result<(Instance, Option<Sent>)> {
     let (home, listener) = home.unzip();
     let mut unfinished = Unfinished { home, groups: Some(groups) };
     let (control, theirs) = Channel::pair().map_err(|error| lost("make a socket", error))?;
+    let place = unfinished.home.as_ref().map(|home| home.path().to_owned());
     let finish_groups = || unfinished.groups.as_mut().map_or(Ok(()), Groups::finish);
-    let launched = launcher.launch(plan, theirs, listener, finish_groups).await?;
-    let (pid, base, pidfd) = match launched {
-        Launched::Child(warren_init::launcher::Launched { pid, base, pidfd }) => (pid, base, pidfd),
-        Launched::Asked => {
-            let (report, mut fds) = next_report(&control).await?;
-            let (Report::Launched { pid, base }, Some(pidfd)) = (report, fds.pop()) else {
+    let place = place.as_deref();
+    let launched = launcher.launch(&wanted, theirs, listener, place, finish_groups).await?;
+    let (made, container) = match launched {
+        Launched::Child(warren_init::launcher::Launched { pid, base, pidfd }) => {
+            (Some((pid, base, pidfd)), None)
+        }
+        Launched::Asked => (None, None),
+        Launched::Contained(container) => (None, Some(container)),
+    };
+    let mut scratch = None;
+    let (pid, base, pidfd) = match made {
+        Some(made) => made,
+        None => {
+            let answer = next_report(&control).await;
+            if let (Err(_), Some(container)) = (&answer, &container) {
+                // What was made of it is removed by then, or is about to be.
+                let _ = container.gone().await;
+            }
+            let (report, fds) = answer?;
+            let mut fds = fds.into_iter();
+            let (Report::Launched { pid, base }, Some(pidfd)) = (report, fds.next()) else {
                 return Err(nonsense("the launcher"));
             };
+            scratch = fds.next();
             (pid, base, pidfd)
         }
     };
@@ -130,10 +164,10 @@ pub(crate) async fn launch(
     let mut instance = Instance {
         home,
         on_drop,
-        cpu_quota_millis,
+        cpu_quota_millis: wanted.cpu_quota_millis,
         control,
-        ends_by: warren_init::launcher::ends_by(&plan.walls),
-        own: match &plan.walls {
+        ends_by: warren_init::launcher::ends_by(&wanted.plan.walls),
+        own: match &wanted.plan.walls {
             Walls::Namespaces => None,
             Walls::Rules(rules) => {
                 Some(Own { directory: PathBuf::from(&rules.directory), nonce: rules.nonce })
@@ -149,6 +183,8 @@ pub(crate) async fn launch(
         base_layers: Base::default(),
         held_layers: Mutex::default(),
         overlays: Vec::new(),
+        container,
+        scratch,
     };
     // Init reads it once it is ready.
     let sent = match first {
@@ -162,6 +198,10 @@ pub(crate) async fn launch(
     match next_report(&instance.control).await?.0 {
         Report::Ready(proof) => instance.proof = proof,
         Report::Launched { .. } | Report::Failed(_) => return Err(nonsense("init")),
+    }
+    if instance.container.is_some() {
+        // A runtime needs more of everything than what it starts.
+        instance.groups().change(wanted.id, wanted.settings)?;
     }
     if instance.home.is_some() {
         instance.on_drop = OnDrop::Leave;
@@ -195,10 +235,15 @@ impl Drop for Unfinished {
 pub(crate) async fn adopt(
     id: &SandboxId,
     home: Home,
+    container: Option<Container>,
     anchor: &Anchor,
 ) -> Result<Option<(Instance, bool)>> {
     let Some(pidfd) = anchor.find(id) else { return Ok(None) };
     let Ok(control) = home.connect() else { return Ok(None) };
+    let scratch = match &container {
+        Some(container) => Some(container.scratch()?),
+        None => None,
+    };
     let control = Channel::over(control).map_err(|error| lost("watch a socket", error))?;
     let instance = Instance {
         home: Some(home),
@@ -221,11 +266,22 @@ pub(crate) async fn adopt(
         base_layers: Base::default(),
         held_layers: Mutex::default(),
         overlays: Vec::new(),
+        container,
+        scratch,
     };
+    if let Some(container) = &instance.container {
+        // One that is paused answers nobody.
+        container.resume().await?;
+    }
     // One stuck sandbox must not hold up the others.
     let hello = tokio::time::timeout(PATIENCE, instance.ask::<Standing>(&Request::Hello)).await;
     match hello {
-        Ok(Ok(Some(standing))) => Ok(Some((instance, standing.suspended))),
+        Ok(Ok(Some(standing))) => {
+            if let (true, Some(container)) = (standing.suspended, &instance.container) {
+                container.pause().await?;
+            }
+            Ok(Some((instance, standing.suspended)))
+        }
         Ok(Ok(None)) | Ok(Err(_)) => Ok(None),
         Err(_) => {
             Err(SandboxError::Timeout { what: "adopting a sandbox".to_owned(), after: PATIENCE })
@@ -257,6 +313,10 @@ async fn next_report(control: &Channel) -> Result<(Report, Vec<OwnedFd>)> {
 
 pub(crate) fn failed(failure: Failure) -> SandboxError {
     let Failure { step, path, errno } = failure;
+    if errno == 0 {
+        // Not the kernel's word, but that of another program.
+        return SandboxError::Step { step, path: None, source: io::Error::other(path) };
+    }
     let path = (!path.is_empty()).then(|| PathBuf::from(path));
     SandboxError::Step { step, path, source: io::Error::from_raw_os_error(errno) }
 }
@@ -350,6 +410,9 @@ impl Instance {
     /// As [`destroy`](Self::destroy), but leaves the directory, with the logs in it.
     pub(crate) async fn end(&self) -> Result<()> {
         self.kill();
+        if let Some(container) = &self.container {
+            container.thaw().await;
+        }
         // One that was waited for in vain is not waited for again: whoever asks anew is told at once.
         let stuck = self.is_stuck.load(Ordering::Relaxed);
         let patience = if stuck { Duration::ZERO } else { PATIENCE };
@@ -359,6 +422,9 @@ impl Instance {
             return Err(SandboxError::Timeout { what, after: PATIENCE });
         }
         self.reap();
+        if let Some(container) = &self.container {
+            container.gone().await?;
+        }
         self.groups().remove()?;
         self.remove_own();
         drop(self.held_layers.lock().unwrap_or_else(PoisonError::into_inner).take());
@@ -394,6 +460,9 @@ impl Drop for Instance {
             return;
         }
         self.kill();
+        if let Some(container) = &self.container {
+            container.thaw_now();
+        }
         if self.is_stuck.load(Ordering::Relaxed) {
             // It was waited for already. The launcher clears up when it ends at last.
             self.groups().leave();
@@ -402,6 +471,9 @@ impl Drop for Instance {
         let patience = Timespec { tv_sec: PATIENCE.as_secs().try_into().unwrap_or(10), tv_nsec: 0 };
         let _ = poll(&mut [PollFd::new(self.pidfd.get_ref(), PollFlags::IN)], Some(&patience));
         self.reap();
+        if let Some(container) = &self.container {
+            container.gone_now();
+        }
         self.remove_own();
         if let Some(home) = &self.home {
             home.remove();
@@ -445,7 +517,7 @@ pub(crate) struct Core {
 #[derive(Debug)]
 pub(super) struct Terms {
     pub(super) spec: SandboxSpec,
-    capabilities: SandboxCapabilities,
+    pub(super) capabilities: SandboxCapabilities,
     pub(super) enforcement: Enforcement,
 }
 
@@ -466,7 +538,7 @@ impl Terms {
             }
             (ProfileUsers::One, user) => Err(SandboxError::Unsupported {
                 feature: format!("the user `{user}` in profile `{}`", self.spec.profile),
-                backend: super::NAME.to_owned(),
+                backend: self.capabilities.backend.clone(),
                 hint: "commands are `user` there; the profile `dev` has several users".to_owned(),
             }),
         }
@@ -601,7 +673,7 @@ impl LinuxSandbox {
             && own.allowed_paths_rw == spec.allowed_paths_rw
             && own.bind_mounts == spec.bind_mounts
             && own.workdir == spec.workdir
-            && super::refuse_network(spec, super::NAME).is_ok()
+            && super::refuse_network(spec, &self.terms.capabilities.backend).is_ok()
             && a.max_write_bytes == b.max_write_bytes
             && a.max_memory_bytes.is_some() == b.max_memory_bytes.is_some()
             && a.max_processes.is_some() == b.max_processes.is_some()
@@ -671,7 +743,7 @@ impl LinuxSandbox {
             // An init that another version of ours left running does not know the question.
             Ok(None) => Err(SandboxError::Unsupported {
                 feature: "connections to ports of a sandbox this old".to_owned(),
-                backend: super::NAME.to_owned(),
+                backend: self.terms.capabilities.backend.clone(),
                 hint: "make a new sandbox".to_owned(),
             }),
             Err(error) => Err(self.explain(lost("reach init", error))),
@@ -871,6 +943,10 @@ impl LinuxSandbox {
             return Err(self.ended());
         }
         if *state != to {
+            let instance = self.core.instance();
+            if let (State::Running, Some(container)) = (to, &instance.container) {
+                container.resume().await?;
+            }
             let (request, step) = match to {
                 State::Suspended => (Request::Suspend, "suspend"),
                 State::Running | State::Destroyed => (Request::Resume, "resume"),
@@ -878,6 +954,10 @@ impl LinuxSandbox {
             let Done(errno) = self.ask(&request).await?;
             if errno != 0 {
                 return Err(lost(step, io::Error::from_raw_os_error(errno)));
+            }
+            // Its commands stand still by init's word, which keeps their clocks; so does init now.
+            if let (State::Suspended, Some(container)) = (to, &instance.container) {
+                container.pause().await?;
             }
             *state = to;
         }
@@ -1097,24 +1177,24 @@ impl Sandbox for LinuxSandbox {
 }
 
 fn capabilities(inputs: &Inputs<'_>, plan: &Plan, instance: &Instance) -> SandboxCapabilities {
-    let (readable, writable, backend) = match &plan.walls {
+    let (readable, writable) = match &plan.walls {
         Walls::Namespaces => {
             let own = || WRITABLE.iter().map(PathBuf::from);
             let bound = plan.mounts.iter().filter(|mount| mount.writable);
             let bound = bound.map(|mount| PathBuf::from(&mount.target));
             let shown = plan.mounts.iter().map(|mount| PathBuf::from(&mount.target));
-            (shown.chain(own()).collect(), own().chain(bound).collect(), super::NAME)
+            (shown.chain(own()).collect(), own().chain(bound).collect())
         }
         Walls::Rules(planned) => {
             let paths = |paths: &[String]| paths.iter().map(PathBuf::from).collect::<Vec<_>>();
             let writable = paths(&planned.writable);
             let readable = [paths(&planned.readable), vec!["/proc".into()], writable.clone()];
-            (readable.concat(), writable, rules::NAME)
+            (readable.concat(), writable)
         }
     };
     SandboxCapabilities {
         sandbox_id: inputs.id.to_string(),
-        backend: backend.to_owned(),
+        backend: inputs.backend.to_owned(),
         profile: inputs.profile.name.to_owned(),
         can_write_filesystem: true,
         readable_paths: readable,
@@ -1184,7 +1264,7 @@ fn enforcement(inputs: &Inputs<'_>, plan: &Plan, instance: &Instance) -> Enforce
         None => format!("one id, the caller's{}", kept_groups()),
     };
     let owners = if instance.proof.owners_shifted { ", owners of host files shifted" } else { "" };
-    let layers = vec![
+    let mut layers = vec![
         layer(
             "namespaces",
             "user, mount, pid, net, ipc, uts, cgroup; pid and net were tried, the others were made"
@@ -1200,6 +1280,9 @@ fn enforcement(inputs: &Inputs<'_>, plan: &Plan, instance: &Instance) -> Enforce
         layer("landlock", format!("ABI {}; tried", instance.proof.landlock_abi)),
         layer("network", "own loopback only; tried: no route leads out".to_owned()),
     ];
+    if let Some(container) = &instance.container {
+        layers.insert(0, layer("runtime", container.describe()));
+    }
     if plan.overlays.iter().any(|overlay| !overlay.veiled) {
         warnings.push(
             "the host's /usr is on an overlay: files there that only the host's root may read can \

@@ -71,7 +71,9 @@ impl LinuxSandbox {
             feature: "snapshots".to_owned(),
             backend: backend.kind.name().to_owned(),
             hint: match backend.kind {
-                Kind::Namespaces => "give the backend a directory to keep layers in",
+                Kind::Namespaces | Kind::Containers(_) => {
+                    "give the backend a directory to keep layers in"
+                }
                 Kind::Rules { .. } => "copy out what is needed, or use the `linux` backend",
             }
             .to_owned(),
@@ -186,6 +188,10 @@ impl LinuxSandbox {
 
     /// Has init hand out the filesystem of what is written. It may be an attacker who answers.
     async fn scratch(&self, instance: &Instance) -> Result<OwnedFd> {
+        // Of a container we have it ourselves: one that is paused answers nobody.
+        if let Some(scratch) = &instance.scratch {
+            return scratch.try_clone().map_err(|error| lost("open the scratch", error));
+        }
         let answer = instance.ask_for(&Request::Scratch).await;
         let answer = match answer {
             // Whoever does not answer may be about to end.
@@ -195,7 +201,7 @@ impl LinuxSandbox {
         let Some((Done(0), fds)) = answer else {
             return Err(SandboxError::Unsupported {
                 feature: "snapshots of a sandbox this old".to_owned(),
-                backend: super::NAME.to_owned(),
+                backend: self.terms.capabilities.backend.clone(),
                 hint: "make a new sandbox".to_owned(),
             });
         };
@@ -241,6 +247,7 @@ impl LinuxSandbox {
         let limits = limits::decide(&spec.limits, quota, &Default::default(), support, writable)?;
         let persistent = old.home.is_some();
         let mut inputs = plan::Inputs {
+            backend: backend.kind.name(),
             id: &self.core.id,
             spec: &spec,
             profile,
@@ -261,19 +268,23 @@ impl LinuxSandbox {
         let make = async {
             let wanted = Groups::wanted(&self.core.id, support, &limits.settings);
             let guard = backend.launcher.guard(wanted, None)?;
-            let groups = Groups::begin(&self.core.id, support, &limits.settings, guard)?;
+            let settings = backend.launcher.at_first(&limits.settings);
+            let groups = Groups::begin(&self.core.id, support, &settings, guard)?;
             inputs.cgroups = groups.planned();
             plan.cgroups = groups.planned();
             let runtime = backend.runtime.as_ref().filter(|_| persistent);
             let home = runtime.map(|runtime| Home::listen_again(runtime, &self.core.id));
-            let launch = super::sandbox::launch(
-                &backend.launcher,
-                &plan,
-                groups,
-                home.transpose()?,
-                quota,
-                None,
-            );
+            let wanted = super::sandbox::Wanted {
+                id: &self.core.id,
+                plan: &plan,
+                seccomp,
+                limits: &spec.limits,
+                settings: &limits.settings,
+                cpu_quota_millis: quota,
+                patience: spec.creation_timeout,
+            };
+            let home = home.transpose()?;
+            let launch = super::sandbox::launch(&backend.launcher, wanted, groups, home, None);
             let made = tokio::time::timeout(spec.creation_timeout, launch).await;
             made.unwrap_or_else(|_| {
                 let what = "making the sandbox anew".to_owned();
