@@ -96,9 +96,9 @@ fn settle_in(
     lock_down(plan, work, &census)?;
     holds("the network namespace", way_out == Some(Errno::NETUNREACH.raw_os_error()))?;
     // The scratch is mounted nowhere inside, so that only Landlock keeps one out who holds it.
-    prove(plan, scratch)?;
+    let tried = tried::NETWORK | prove(plan, scratch)?;
     let landlock_abi = landlock::abi().unwrap_or_default();
-    Ok((Proof { landlock_abi, owners_shifted: shifted }, meter, census))
+    Ok((Proof { landlock_abi, owners_shifted: shifted, tried }, meter, census))
 }
 
 /// Takes hold of the view of `/proc` that the runtime mounted for init alone, and of its name.
