@@ -227,7 +227,7 @@ async fn one_that_is_to_stay_is_adopted_paused_or_not_and_goes_even_without_its_
     adopted.resume().await.unwrap();
     assert_eq!(sh(&*adopted, "cat /workspace/file").await, "kept");
     adopted.capture().await.unwrap();
-    assert_eq!(second.remains().await.unwrap(), [id.clone()], "control");
+    assert_eq!(second.remains().await.unwrap(), std::slice::from_ref(&id), "control");
     kill(guard_of(&homes.join(id.as_str()).join("oci")));
     assert_eq!(sh(&*adopted, "cat /workspace/file").await, "kept", "it goes on unguarded");
     adopted.destroy().await.unwrap();
@@ -262,6 +262,7 @@ async fn a_root_of_its_own_is_root_inside_alone(runtime: OciRuntime) {
 }
 
 /// Makes a sandbox that ends with this process and then waits to be killed.
+#[expect(clippy::print_stdout, reason = "its parent reads it")]
 async fn wait_to_be_killed(runtime: OciRuntime, suspended: bool) {
     let backend = OciBackend::new(runtime).unwrap();
     let sandbox = backend.create(&SandboxSpec::default(), &CreateOptions::default()).await.unwrap();
