@@ -97,7 +97,8 @@ impl LinuxSandbox {
     fn judge(&self, attempt: &Attempt) -> Receipt {
         let can = self.capabilities();
         let limits = &self.terms.enforcement.limits;
-        let namespaces = can.backend == super::NAME;
+        // All that are made by this engine have them, but for those of rules alone.
+        let namespaces = can.backend != crate::backend::landlock::rules::NAME;
         let walled = Walled { namespaces, blocked: &can.blocked_syscall_categories, limits };
         Receipt::new(self.id(), can, &walled, attempt)
     }
