@@ -470,6 +470,10 @@ fn unreachable_daemon(socket: &Path, error: &io::Error) -> Failure {
                 "ask its owner to serve with a group of yours: warren serve --group NAME",
             )
         }
+        // One that died with us in its queue.
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+            hung_up(socket, &error.to_string())
+        }
         _ => Failure::system(&format!("cannot reach the daemon at {}", socket.display()), error),
     }
 }
