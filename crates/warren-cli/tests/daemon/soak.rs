@@ -30,7 +30,7 @@ const SETTINGS: &[(&str, &str)] = &[
     ("WARREN_POOL_MAX_WARM", "3"),
     ("WARREN_TIMEOUTS_IDLE", "2h"),
 ];
-const SECONDS: u64 = 36;
+const SECONDS: u64 = 30;
 /// How long a daemon lives that is to be killed.
 const LIFE: Duration = Duration::from_secs(2);
 /// What the daemon's memory may differ by between two moments of rest, in kB.
