@@ -266,7 +266,8 @@ impl LinuxBackend {
         spec: &SandboxSpec,
         options: &CreateOptions,
     ) -> Result<LinuxSandbox> {
-        Ok(self.make(spec, options, None).await?.0)
+        // On the heap: it is large, and whoever awaits it carries it along.
+        Ok(Box::pin(self.make(spec, options, None)).await?.0)
     }
 
     /// Makes a sandbox for one command, which does not wait for us to hear that the sandbox stands, and
