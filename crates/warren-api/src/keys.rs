@@ -38,6 +38,9 @@ pub struct Quotas {
     /// What its sandboxes may write together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_bytes: Option<u64>,
+    /// Snapshots that it keeps, savepoints included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snapshots: Option<u64>,
     /// Commands that run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub execs: Option<u64>,
@@ -57,6 +60,7 @@ impl Quotas {
             memory_bytes: self.memory_bytes.or(others.memory_bytes),
             cpu_weight: self.cpu_weight.or(others.cpu_weight),
             disk_bytes: self.disk_bytes.or(others.disk_bytes),
+            snapshots: self.snapshots.or(others.snapshots),
             execs: self.execs.or(others.execs),
             streams: self.streams.or(others.streams),
             requests_per_second: self.requests_per_second.or(others.requests_per_second),

@@ -52,12 +52,14 @@ use events::Events;
 use idempotency::Repeatable;
 use journal::{Journal, MemoryJournal};
 use keys::{Keys, Quotas};
-use principal::Principal;
+use principal::{Principal, split};
 use proxy::Ports;
-use quota::{Ledger, Promise, Running, Size};
+use quota::{Ledger, Promise, Running, Saving, Size};
 
 /// How often a look is taken at what happened by itself.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// How long a snapshot waits for others that may take the last place, or fail.
+const SAVING_TIME: Duration = Duration::from_secs(10);
 
 /// How the API behaves.
 #[derive(Debug, Default)]
@@ -332,6 +334,43 @@ impl Api {
             .collect();
         self.0.ledger.settle(&who.tenant, moment, &living);
         self.0.ledger.promise(&who.tenant, &who.quotas, size)
+    }
+
+    /// Returns how many snapshots each tenant keeps.
+    async fn kept_snapshots(&self) -> Result<HashMap<String, u64>, ApiError> {
+        let mut kept = HashMap::new();
+        for snapshot in self.manager().list_snapshots().await? {
+            let (tenant, _) = split(snapshot.owner.as_deref().unwrap_or_default());
+            *kept.entry(tenant.to_owned()).or_default() += 1;
+        }
+        Ok(kept)
+    }
+
+    /// Lets a caller make one more snapshot. Where only those that are being made are in the way it waits
+    /// for them: one that fails takes no place.
+    async fn save_one(&self, who: &Principal) -> Result<Saving, ApiError> {
+        let ledger = &self.0.ledger;
+        let Some(limit) = who.quotas.snapshots else {
+            return Ok(ledger.save_unbounded(&who.tenant));
+        };
+        let full = || {
+            ApiError::quota("snapshots", limit)
+                .with_hint("`warren snapshot rm` one, or ask the operator for a larger quota")
+        };
+        let admitted = async {
+            loop {
+                let saved = ledger.saved();
+                let changed = saved.notified();
+                let at = ledger.before_counting(&who.tenant);
+                let kept = self.kept_snapshots().await?.remove(&*who.tenant).unwrap_or(0);
+                let room = limit.checked_sub(kept).filter(|room| *room > 0).ok_or_else(full)?;
+                if let Some(saving) = ledger.save(&who.tenant, room, at) {
+                    return Ok(saving);
+                }
+                changed.await;
+            }
+        };
+        tokio::time::timeout(SAVING_TIME, admitted).await.unwrap_or_else(|_| Err(full()))
     }
 
     /// Lets a caller run one more command: counts it, and notes it before it is run.

@@ -4,6 +4,9 @@
 //! through us, such as a session that times out, is noticed when a quota is reached: only then is it
 //! worth asking the manager which of the tenant's sandboxes still live. After a restart the counts are
 //! made anew from what the manager has: none is kept that could drift from it.
+//!
+//! Snapshots are counted where they are, each time that one more is to be made: the books know only how
+//! many are being made meanwhile.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,6 +14,7 @@ use std::time::Duration;
 
 use axum::extract::Request;
 use axum::http::header;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 use warren::{ResourceLimits, SandboxId};
 
@@ -32,6 +36,8 @@ pub(crate) struct Ledger(Arc<Mutex<Books>>);
 struct Books {
     tenants: HashMap<Arc<str>, Account>,
     clock: u64,
+    /// Tells that a snapshot has been made, or will not be.
+    saved: Arc<Notify>,
 }
 
 #[derive(Debug, Default)]
@@ -42,6 +48,10 @@ struct Account {
     execs: u64,
     streams: u64,
     requests: u64,
+    /// Snapshots that are being made.
+    saving: u64,
+    /// How many are no longer being made.
+    saved: u64,
     bucket: Option<Bucket>,
     /// What the tenant was last said to be allowed.
     quotas: Quotas,
@@ -120,7 +130,8 @@ impl Account {
     /// Tells whether there is nothing to remember. A bucket that is empty is something: whoever forgot
     /// it would fill it.
     fn is_empty(&self) -> bool {
-        let busy = self.execs + self.streams + self.requests;
+        // A number that began anew could be taken for the one from before.
+        let busy = self.execs + self.streams + self.requests + self.saving + self.saved;
         let rested = |bucket: &Bucket| bucket.at.elapsed() >= Duration::from_secs(1);
         let none = self.held.is_empty() && self.pending.is_empty();
         none && busy == 0 && self.bucket.as_ref().is_none_or(rested)
@@ -141,6 +152,17 @@ pub(crate) struct Running {
     ledger: Ledger,
     tenant: Arc<str>,
 }
+
+/// A snapshot that is being made. Dropping it says that it is there, or will not be.
+#[derive(Debug)]
+pub(crate) struct Saving {
+    ledger: Ledger,
+    tenant: Arc<str>,
+}
+
+/// A moment of a tenant's snapshots, to tell whether one has been made since.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Counted(u64);
 
 /// A request that is under way. Dropping it says that it is no more.
 #[derive(Debug)]
@@ -302,6 +324,33 @@ impl Ledger {
         Ok(Running { ledger: self.clone(), tenant: Arc::clone(tenant) })
     }
 
+    /// Returns this moment, to be taken before a tenant's snapshots are counted.
+    pub(crate) fn before_counting(&self, tenant: &Arc<str>) -> Counted {
+        Counted(self.books().tenants.get(tenant).map_or(0, |account| account.saved))
+    }
+
+    /// Lets a tenant make one more snapshot, if so many more fit by a count that is still true.
+    pub(crate) fn save(&self, tenant: &Arc<str>, room: u64, at: Counted) -> Option<Saving> {
+        let mut books = self.books();
+        let account = books.tenants.entry(Arc::clone(tenant)).or_default();
+        if account.saved != at.0 || account.saving >= room {
+            return None;
+        }
+        account.saving += 1;
+        Some(Saving { ledger: self.clone(), tenant: Arc::clone(tenant) })
+    }
+
+    /// Lets a tenant make one more snapshot that has no bound.
+    pub(crate) fn save_unbounded(&self, tenant: &Arc<str>) -> Saving {
+        self.books().tenants.entry(Arc::clone(tenant)).or_default().saving += 1;
+        Saving { ledger: self.clone(), tenant: Arc::clone(tenant) }
+    }
+
+    /// Returns who tells that a snapshot is no longer being made.
+    pub(crate) fn saved(&self) -> Arc<Notify> {
+        Arc::clone(&self.books().saved)
+    }
+
     /// Tells how much a caller has of everything; the operator, how much everybody has.
     pub(crate) fn used(&self, who: &Principal) -> Vec<QuotaView> {
         let books = self.books();
@@ -320,6 +369,8 @@ impl Account {
             memory_bytes,
             cpu_weight,
             disk_bytes,
+            // Counted where they are, by whoever shows this.
+            snapshots: 0,
             execs: self.execs,
             streams: self.streams,
             requests: self.requests,
@@ -358,6 +409,17 @@ impl Drop for Running {
         if let Some(account) = self.ledger.books().tenants.get_mut(&self.tenant) {
             account.execs -= 1;
         }
+    }
+}
+
+impl Drop for Saving {
+    fn drop(&mut self) {
+        let mut books = self.ledger.books();
+        if let Some(account) = books.tenants.get_mut(&self.tenant) {
+            account.saving -= 1;
+            account.saved += 1;
+        }
+        books.saved.notify_waiters();
     }
 }
 

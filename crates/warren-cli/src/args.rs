@@ -437,6 +437,9 @@ pub(crate) struct KeyCreateArgs {
     /// What its sandboxes may write together.
     #[arg(long, value_name = "SIZE", value_parser = units::size)]
     pub(crate) max_disk: Option<Cap<u64>>,
+    /// Snapshots that it may keep, savepoints included.
+    #[arg(long, value_name = "NUMBER", value_parser = units::count)]
+    pub(crate) max_snapshots: Option<Cap<u32>>,
     /// Commands that it may run at once.
     #[arg(long, value_name = "NUMBER", value_parser = units::count)]
     pub(crate) max_execs: Option<Cap<u32>>,

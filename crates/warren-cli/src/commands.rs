@@ -484,6 +484,7 @@ pub(crate) fn quota(args: &ClientArgs) -> Result<u8, Failure> {
         row("memory", size(used.memory_bytes), quotas.memory_bytes.map(size));
         row("cpu weight", count(used.cpu_weight), quotas.cpu_weight.map(count));
         row("disk", size(used.disk_bytes), quotas.disk_bytes.map(size));
+        row("snapshots", count(used.snapshots), quotas.snapshots.map(count));
         row("commands", count(used.execs), quotas.execs.map(count));
         row("streams", count(used.streams), quotas.streams.map(count));
         row("requests at once", count(used.requests), None);

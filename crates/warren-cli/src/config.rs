@@ -30,7 +30,7 @@ enum Kind {
 }
 
 /// Every setting there is. In the environment `pool.min_warm` is `WARREN_POOL_MIN_WARM`.
-const SETTINGS: [(&str, Kind); 31] = [
+const SETTINGS: [(&str, Kind); 32] = [
     ("socket", Kind::Text),
     ("listen", Kind::Text),
     ("state_dir", Kind::Text),
@@ -59,6 +59,7 @@ const SETTINGS: [(&str, Kind); 31] = [
     ("quotas.memory", Kind::Text),
     ("quotas.cpu_weight", Kind::Count),
     ("quotas.disk", Kind::Text),
+    ("quotas.snapshots", Kind::Count),
     ("quotas.execs", Kind::Count),
     ("quotas.streams", Kind::Count),
     ("quotas.requests_per_second", Kind::Count),
@@ -285,6 +286,7 @@ impl Config {
             memory_bytes: read.size("quotas.memory")?,
             cpu_weight: read.bound("quotas.cpu_weight")?,
             disk_bytes: read.size("quotas.disk")?,
+            snapshots: read.bound("quotas.snapshots")?,
             execs: read.bound("quotas.execs")?,
             streams: read.bound("quotas.streams")?,
             requests_per_second: read.bound("quotas.requests_per_second")?,

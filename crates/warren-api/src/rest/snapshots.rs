@@ -296,6 +296,7 @@ fn first(sessions: Vec<SandboxSession>, id: &SandboxId) -> Result<SandboxSession
         (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody),
         (status = 409, description = "The name is taken.", body = ErrorBody),
+        (status = 429, description = "A quota is used up.", body = ErrorBody),
     )
 )]
 pub(crate) async fn create(
@@ -313,8 +314,9 @@ pub(crate) async fn create(
         keep_for: keep_seconds.map(Duration::from_secs),
         kind: if savepoint { SnapshotKind::Savepoint } else { SnapshotKind::Kept },
     };
-    let this = api.clone();
+    let (this, asker) = (api.clone(), who.clone());
     let work = async move {
+        let _saving = this.save_one(&asker).await?;
         let snapshot = this.manager().snapshot(&session, &options).await?;
         this.0.events.happened(EventKind::SnapshotCreated, &session);
         Answer::json(StatusCode::CREATED, &SnapshotView::from(&snapshot))
@@ -699,8 +701,9 @@ pub(super) async fn savepoint(
     id: &SandboxId,
 ) -> Result<Snapshot, ApiError> {
     let session = first(api.sandbox(who, id).await?.1, id)?;
-    let this = api.clone();
+    let (this, asker) = (api.clone(), who.clone());
     api.finish(async move {
+        let _saving = this.save_one(&asker).await?;
         let saved = this.manager().savepoint(&session).await?;
         this.0.events.happened(EventKind::SnapshotCreated, &session);
         Ok(saved)
@@ -792,6 +795,7 @@ pub(crate) struct ImportParams {
         (status = 201, body = SnapshotView),
         (status = 400, description = "It is damaged, or no snapshot.", body = ErrorBody),
         (status = 409, description = "The name is taken.", body = ErrorBody),
+        (status = 429, description = "A quota is used up.", body = ErrorBody),
     )
 )]
 pub(crate) async fn import(
@@ -802,6 +806,7 @@ pub(crate) async fn import(
 ) -> Result<Response, ApiError> {
     let name = given.one("name")?;
     given.end()?;
+    let _saving = api.save_one(&who).await?;
     let (sender, pieces) = tokio::sync::mpsc::channel(4);
     let incoming = Incoming { pieces, rest: axum::body::Bytes::new() };
     let (manager, client) = (std::sync::Arc::clone(api.manager()), who.client_id());

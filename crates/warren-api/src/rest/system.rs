@@ -177,8 +177,16 @@ pub(crate) async fn stats(
     tag = "daemon",
     responses((status = 200, body = QuotaListView))
 )]
-pub(crate) async fn quotas(State(api): State<Api>, who: Principal) -> Json<QuotaListView> {
-    Json(QuotaListView { items: api.0.ledger.used(&who) })
+pub(crate) async fn quotas(
+    State(api): State<Api>,
+    who: Principal,
+) -> Result<Json<QuotaListView>, ApiError> {
+    let mut kept = api.kept_snapshots().await?;
+    let mut items = api.0.ledger.used(&who);
+    for item in &mut items {
+        item.used.snapshots = kept.remove(&item.tenant).unwrap_or(0);
+    }
+    Ok(Json(QuotaListView { items }))
 }
 
 /// Tells whether the daemon can make sandboxes. Needs no key.

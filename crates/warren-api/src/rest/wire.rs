@@ -893,6 +893,8 @@ pub struct UsedView {
     pub cpu_weight: u64,
     /// What they may write together.
     pub disk_bytes: u64,
+    /// Snapshots that it keeps, savepoints included.
+    pub snapshots: u64,
     /// Commands that run.
     pub execs: u64,
     /// Streams that are followed.

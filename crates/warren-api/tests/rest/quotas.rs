@@ -159,7 +159,7 @@ async fn s10_what_counts_is_derived_anew_after_a_restart() {
         after["items"][0]["used"],
         json!({
             "sandboxes": 1, "memory_bytes": 512 << 20, "cpu_weight": 100, "disk_bytes": 100 << 20,
-            "execs": 0, "streams": 0, "requests": 1,
+            "snapshots": 0, "execs": 0, "streams": 0, "requests": 1,
         })
     );
     assert_eq!(after["items"][0]["quotas"]["cpu_weight"], 200);
@@ -224,4 +224,62 @@ async fn what_is_used_is_shown_to_whom_it_belongs_and_to_the_operator() {
     assert_eq!(own["items"][0]["used"]["sandboxes"], 0);
     let all = daemon.call(ROOT, "GET", "/v1/quotas", Value::Null).await.expect(200);
     assert!(tenants(&all).contains(&"tenant:alice".to_owned()), "{all}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn of_many_snapshots_at_once_exactly_as_many_are_kept_as_the_quota_says() {
+    let daemon = Arc::new(Daemon::new().await);
+    let few = Quotas { snapshots: Some(5), ..Quotas::default() };
+    let (alice, bob) = (daemon.key("alice", few), daemon.key("bob", few));
+    let (_, made) = create(&daemon, &alice, json!({})).await;
+    let path = format!("/v1/sandboxes/{}/snapshots", made["sandbox"]["id"].as_str().unwrap());
+    let save = async |body: Value| call(&daemon, &alice, "POST", &path, body).await;
+    assert_eq!(save(json!({ "name": "a" })).await.0, 201);
+    assert_eq!(save(json!({ "name": "a" })).await.0, 409, "what fails takes no place");
+    let tasks = TaskTracker::new();
+    let handles: Vec<_> = (0..20)
+        .map(|_| {
+            let (daemon, key, path) = (Arc::clone(&daemon), alice.clone(), path.clone());
+            tasks.spawn(async move { call(&daemon, &key, "POST", &path, json!({})).await })
+        })
+        .collect();
+    let (mut kept, mut refused) = (Vec::new(), 0);
+    for handle in handles {
+        match handle.await.unwrap() {
+            (201, body) => kept.push(body["id"].as_str().unwrap().to_owned()),
+            (429, body) => {
+                assert_eq!(body["error"]["code"], "quota");
+                refused += 1;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!((kept.len(), refused), (4, 16));
+
+    // However it would come to be, after a restart too.
+    drop(tasks);
+    let daemon = Arc::into_inner(daemon).expect("nobody else has it").restart().await;
+    let call = async |key: &str, method: &str, path: &str, body: Value| {
+        call(&daemon, key, method, path, body).await
+    };
+    let (_, shown) = call(&alice, "GET", "/v1/quotas", Value::Null).await;
+    let used = |shown: &Value| shown["items"][0]["used"]["snapshots"].clone();
+    assert_eq!((used(&shown), &shown["items"][0]["quotas"]["snapshots"]), (json!(5), &json!(5)));
+    let exec = path.replace("/snapshots", "/exec?savepoint=true");
+    let saving = json!({ "program": "sh", "args": ["-c", "read"] });
+    for (path, body) in [
+        (path.as_str(), json!({ "savepoint": true })),
+        ("/v1/snapshots", json!("what was exported")),
+        (exec.as_str(), saving),
+    ] {
+        let (status, body) = call(&alice, "POST", path, body).await;
+        assert_eq!((status, &body["error"]["code"]), (429, &json!("quota")), "{path}: {body}");
+    }
+    let gone = format!("/v1/snapshots/{}", kept[0]);
+    assert_eq!(call(&alice, "DELETE", &gone, Value::Null).await.0, 204);
+    let savepoint = call(&alice, "POST", &path, json!({ "savepoint": true })).await;
+    assert_eq!(savepoint.0, 201, "one was given back");
+    assert_eq!(call(&alice, "POST", &path, json!({})).await.0, 429, "and taken by a savepoint");
+    let (_, others) = call(&bob, "GET", "/v1/quotas", Value::Null).await;
+    assert_eq!(used(&others), json!(0), "another's are another's");
 }

@@ -125,6 +125,7 @@ pub(super) async fn create(
             }
             None => None,
         };
+        let _saving = control.api().save_one(&asked_by).await?;
         let options = SnapshotOptions { labels, ..SnapshotOptions::default() };
         let taken = control.api().manager().snapshot(&session, &options).await?;
         if let Some(before) = before {
