@@ -7,13 +7,14 @@
 //! bench suspend N PLAN           suspend and resume of a sandbox with 10 processes
 //! bench stream BYTES PLAN        output of one command to the library, to the socket, and through a pipe
 //! bench scale N,N,... PLAN       what one more sandbox costs with so many alive, and what each holds
-//! bench snapshot N BYTES         forks on a base of so many bytes, snapshots, and copies of the same
+//! bench snapshot N BYTES PLAN    forks on a base of so many bytes, snapshots, copies and commits of the same
 //! ```
 //!
 //! PLAN is a JSON file, the answer is JSON on stdout. What cannot be measured is in `errors`, with the reason.
 
 mod client;
 mod contender;
+mod engine;
 mod scale;
 mod snapshot;
 
@@ -50,6 +51,8 @@ pub(crate) struct Plan {
     key: String,
     /// The program of the floor and its arguments, without a mode.
     floor: Vec<String>,
+    /// Who commits changes of a container, beside snapshots.
+    engines: Vec<engine::Engine>,
 }
 
 /// A command by name.
@@ -80,7 +83,9 @@ fn main() -> Result<()> {
             let counts: Result<Vec<usize>, _> = counts.split(',').map(str::parse).collect();
             scale::scale(&counts?, &read(plan)?)?
         }
-        ["snapshot", count, bytes] => snapshot::snapshot(count.parse()?, bytes.parse()?)?,
+        ["snapshot", count, bytes, plan] => {
+            snapshot::snapshot(count.parse()?, bytes.parse()?, &read(plan)?)?
+        }
         _ => bail!("usage: see the head of crates/warren-cli/examples/bench/main.rs"),
     };
     let mut out = std::io::stdout().lock();

@@ -1,8 +1,8 @@
 //! What snapshots and forks cost, beside copies of the same files.
 //!
 //! A fork stands on a base of a gigabyte (or of nothing) with a megabyte changed; a snapshot holds what was
-//! changed. Beside them `cp -a` of the base, `cp -a` of the changed files, and what an engine does for a
-//! commit: a tar of the changed files and its digest.
+//! changed. Beside them `cp -a` of the base, `cp -a` of the changed files, a container engine's commit of as
+//! many bytes, and what such a one does at least: a tar of the changed files and its digest.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -17,15 +17,17 @@ use warren::{
     Base, Command, CreateOptions, ExecContext, LayerId, ResourceLimits, Sandbox as _, SandboxSpec,
 };
 
-use crate::{Answer, contender, note};
+use crate::engine::Engines;
+use crate::{Answer, Plan, contender, note};
 
 /// Sizes of what is changed before a snapshot.
 const CHANGED: [(&str, usize); 4] =
     [("64 KiB", 64 << 10), ("1 MiB", 1 << 20), ("16 MiB", 16 << 20), ("64 MiB", 64 << 20)];
 
 /// Measures `count` forks, on a base of `gigabyte` bytes.
-pub(crate) fn snapshot(count: usize, bytes: usize) -> Result<Answer> {
+pub(crate) fn snapshot(count: usize, bytes: usize, plan: &Plan) -> Result<Answer> {
     let mut answer = Answer::default();
+    let mut engines = Engines::new(&plan.engines);
     let directory = tempfile::tempdir()?;
     let layers = Layers::open(directory.path().join("storage"))?;
     let backend = LinuxBackend::with_layers(None, layers.clone())?;
@@ -94,6 +96,7 @@ pub(crate) fn snapshot(count: usize, bytes: usize) -> Result<Answer> {
             let began = Instant::now();
             committed(memory.path(), directory.path())?;
             note(&mut answer, &format!("tar and sha256sum, {name}"), began);
+            engines.measure(size, name, 1, &mut answer);
         }
         runtime.block_on(sandbox.destroy())?;
     }
