@@ -302,6 +302,19 @@ async fn an_announced_build_and_its_files_outlive_the_daemon() {
     assert_eq!(twice.status, 409, "{twice:?}");
 }
 
+#[tokio::test]
+async fn a_quota_on_snapshots_holds_for_who_speaks_e2b() {
+    let daemon = Daemon::new().await.speak_e2b().await;
+    // One is made where the sandbox is furnished.
+    let two = Quotas { snapshots: Some(2), ..Quotas::default() };
+    let key = daemon.keys().create_for_e2b("alice", two).unwrap().0;
+    let (own, _) = furnish(&daemon, &key, "mine").await;
+    let path = format!("/sandboxes/{}/snapshots", own.sandbox);
+    ask(&daemon, Some(&key), "POST", &path, json!({}), &[]).await.expect(201);
+    let refused = ask(&daemon, Some(&key), "POST", &path, json!({}), &[]).await;
+    assert_eq!((refused.status, &refused.json()["code"]), (429, &json!(429)), "{refused:?}");
+}
+
 /// Signs the path of a file as SDKs do.
 fn signature(path: &str, operation: &str, token: &str) -> String {
     let digest = Sha256::digest(format!("{path}:{operation}::{token}"));
