@@ -90,9 +90,10 @@ pub struct Head {
 }
 
 /// Whether a log takes more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Room {
     /// It does.
+    #[default]
     Left,
     /// It does not.
     Full,

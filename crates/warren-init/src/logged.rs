@@ -160,30 +160,33 @@ impl Logged {
         }
         let control = self.sinks.iter().zip(&ready);
         let control = control.clone().any(|(sink, ready)| *ready && sink.stream == Stream::Control);
-        let mut room = Room::Left;
+        let mut drained = Drained::default();
         let mut index = 0;
         self.sinks.retain(|sink| {
             index += 1;
             // What it said to us comes after everything that it had written by then.
             let most = if control && sink.stream != Stream::Control { FLUSH } else { CHUNK };
             let look = control || ready[index - 1];
-            !look || drain(sink, &mut self.log, &mut room, most)
+            !look || drain(sink, &mut self.log, &mut drained, most)
         });
-        self.tell();
-        room
+        // That a stream was closed is no news to a reader.
+        if drained.moved > 0 {
+            self.tell();
+        }
+        drained.room
     }
 
     /// Takes in all that the command wrote, and notes how it ended.
     pub(crate) fn end(&mut self, ended: &mut Ended) {
-        let mut room = Room::Left;
-        self.sinks.retain(|sink| drain(sink, &mut self.log, &mut room, FLUSH));
-        if room == Room::Full {
+        let mut drained = Drained::default();
+        self.sinks.retain(|sink| drain(sink, &mut self.log, &mut drained, FLUSH));
+        if drained.room == Room::Full {
             ended.stopped_by.get_or_insert(crate::protocol::StoppedBy::Output);
         }
+        // Whoever reads the log hears of its end from the one who is told how the command ended.
         self.log.end(*ended);
         self.ended = true;
         self.feed = None;
-        self.tell();
     }
 
     /// Reports whether nothing more can come of it.
@@ -275,8 +278,15 @@ impl Logged {
     }
 }
 
+/// What came of looking at streams.
+#[derive(Debug, Default)]
+struct Drained {
+    moved: usize,
+    room: Room,
+}
+
 /// Moves at most `most` bytes to the log; `false` when no more can come.
-fn drain(sink: &Sink, log: &mut Log, room: &mut Room, most: usize) -> bool {
+fn drain(sink: &Sink, log: &mut Log, drained: &mut Drained, most: usize) -> bool {
     let mut buffer = [0; CHUNK];
     let mut moved = 0;
     while moved < most {
@@ -284,8 +294,9 @@ fn drain(sink: &Sink, log: &mut Log, room: &mut Room, most: usize) -> bool {
             Ok(0) => return false,
             Ok(length) => {
                 moved += length;
+                drained.moved += length;
                 if log.append(sink.stream, &buffer[..length]) == Room::Full {
-                    *room = Room::Full;
+                    drained.room = Room::Full;
                 }
                 // The pipe is empty: what comes next is announced.
                 if length < buffer.len() && most == CHUNK {

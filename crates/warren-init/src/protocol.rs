@@ -151,6 +151,8 @@ pub struct Exec {
     pub open_files: Option<u64>,
     /// Whether an attached sandbox ends when it does.
     pub only: bool,
+    /// Whether somebody waits to hear that its program runs, and not only how it ended.
+    pub announced: bool,
 }
 
 /// One of the sandbox's users, who runs a command.
@@ -309,7 +311,7 @@ pub struct Ended {
     pub status: Status,
     /// Who ended it, if it was ended.
     pub stopped_by: Option<StoppedBy>,
-    /// Whether the sandbox's filesystem was full at the end.
+    /// Whether the sandbox's filesystem was full at the end of a command that failed.
     pub scratch_full: bool,
     /// Time on a CPU, in microseconds, of all it started.
     pub cpu_us: u64,

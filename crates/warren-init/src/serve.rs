@@ -45,8 +45,10 @@ struct Running {
     pid: Pid,
     /// To whoever asked for it, as long as it listens.
     channel: Option<OwnedFd>,
-    /// There until its program runs.
+    /// There until its program is known to run.
     starting: Option<Started>,
+    /// Whether somebody waits to hear that it does; else it is looked at when it has ended.
+    announced: bool,
     /// What it could not do, if its program does not run.
     refused: Option<Refusal>,
     terminal: Option<OwnedFd>,
@@ -69,6 +71,13 @@ struct Running {
     given_up: Option<Instant>,
     /// Whether the sandbox ends with it.
     only: bool,
+}
+
+impl Running {
+    /// Returns what tells that its program runs, if somebody waits for that.
+    fn watched_start(&self) -> Option<&Started> {
+        self.starting.as_ref().filter(|_| self.announced)
+    }
 }
 
 struct Init<'a> {
@@ -180,7 +189,7 @@ impl Init<'_> {
         fds.extend(self.controls.iter().map(|control| PollFd::new(control, PollFlags::IN)));
         for pid in &pids {
             let running = &self.running[pid];
-            let starting = running.starting.as_ref().map(AsFd::as_fd);
+            let starting = running.watched_start().map(AsFd::as_fd);
             let ends = [running.channel.as_ref().map(AsFd::as_fd), starting];
             let ends = ends.into_iter().flatten();
             fds.extend(ends.map(|end| PollFd::from_borrowed_fd(end, PollFlags::IN)));
@@ -212,7 +221,7 @@ impl Init<'_> {
             .iter()
             .map(|pid| &self.running[pid])
             .map(|running| {
-                (running.channel.is_some() && next(), running.starting.is_some() && next())
+                (running.channel.is_some() && next(), running.watched_start().is_some() && next())
             })
             .collect();
         let accept = self.listener.is_some() && next();
@@ -347,6 +356,7 @@ impl Init<'_> {
             pid,
             channel: Some(channel),
             starting: Some(starting),
+            announced: exec.announced,
             refused: None,
             terminal: prepared.terminal,
             spare: prepared.spare,
@@ -425,7 +435,7 @@ impl Init<'_> {
             }
             Some(Ok(())) => running.starting = None,
         }
-        if running.refused.is_none() {
+        if running.refused.is_none() && running.announced {
             let event = ExecEvent::Started { pid: pid.as_raw_nonzero().get() };
             let terminal: Vec<_> = running.terminal.iter().map(AsFd::as_fd).collect();
             if let Some(channel) = &running.channel {
@@ -624,13 +634,14 @@ impl Init<'_> {
             None => {
                 let leaf_cpu = running.leaf.as_ref().and_then(Leaf::cpu);
                 let cpu = leaf_cpu.unwrap_or(usage.cpu + running.orphans_cpu);
+                let status = match end {
+                    End::Exited(code) => Status::Exited(code),
+                    End::Signalled(signal) => Status::Signalled(signal),
+                };
                 let mut ended = Ended {
-                    status: match end {
-                        End::Exited(code) => Status::Exited(code),
-                        End::Signalled(signal) => Status::Signalled(signal),
-                    },
+                    status,
                     stopped_by: running.stopped_by,
-                    scratch_full: scratch_is_full(),
+                    scratch_full: status != Status::Exited(0) && scratch_is_full(),
                     cpu_us: micros(cpu),
                     wall_us: micros(running.started.elapsed()),
                     peak_bytes: usage.peak_resident,

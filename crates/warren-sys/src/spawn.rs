@@ -11,6 +11,7 @@
 //! it allocates nothing, frees nothing, and leaves `errno`, which both share, alone.
 #![expect(unsafe_code, reason = "clone3 with shared memory and execve have no safe wrapper")]
 
+use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -173,7 +174,9 @@ impl Starting {
         };
         if outcome == Outcome::Gone {
             // The kernel takes the memory away before it closes what is closed by an exec or an exit.
-            self.held = None;
+            if let Some(held) = self.held.take() {
+                IDLE_STACK.set(Some(held.stack));
+            }
         }
         outcome
     }
@@ -229,7 +232,7 @@ pub fn start(
         program,
         streams: streams.iter().zip(&moved).map(number).collect(),
         report: report.as_raw_fd(),
-        stack: Stack::new()?,
+        stack: Stack::take()?,
     });
     let pid = process::clone_sharing(run, &raw const *held, held.stack.memory(), cgroup)?;
     Ok(Starting { pid, outcome, held: Some(held) })
@@ -392,11 +395,20 @@ struct Stack {
     start: *mut std::ffi::c_void,
 }
 
+thread_local! {
+    /// The stack of the last one that is over, for the next: what it touched need not be made again.
+    static IDLE_STACK: Cell<Option<Stack>> = const { Cell::new(None) };
+}
+
 /// Some steps and their calls take a few kilobytes, of which an unoptimised build makes more.
 const STACK: usize = 64 << 10;
 const GUARD: usize = 4096 << 4;
 
 impl Stack {
+    fn take() -> io::Result<Self> {
+        IDLE_STACK.take().map_or_else(Self::new, Ok)
+    }
+
     fn new() -> io::Result<Self> {
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
         // SAFETY: new memory at an address that the kernel chooses.

@@ -34,6 +34,8 @@ mod tests;
 const QUEUE: usize = 4_096;
 /// How many of them are written at once.
 const BATCH: usize = 512;
+/// How long more is waited for once something came.
+const GATHER: Duration = Duration::from_millis(2);
 /// How long nothing must come before the log is sealed, and the longest that it is not.
 const IDLE: Duration = Duration::from_secs(1);
 const SEAL_AFTER: Duration = Duration::from_secs(10);
@@ -167,7 +169,18 @@ impl Writer {
                 let came = self.entries.recv_many(&mut batch, BATCH);
                 if unsealed { timeout(IDLE, came).await } else { Ok(came.await) }
             });
-            let ends = self.ending.load(Ordering::Acquire) || matches!(came, Ok(0));
+            let mut ends = self.ending.load(Ordering::Acquire) || matches!(came, Ok(0));
+            if !ends && came.is_ok() && batch.len() < BATCH {
+                // What a call did comes right after that it began: both are written at once, and not while
+                // the caller waits for a CPU.
+                std::thread::sleep(GATHER);
+                while batch.len() < BATCH
+                    && let Ok(entry) = self.entries.try_recv()
+                {
+                    batch.push(entry);
+                }
+                ends = self.ending.load(Ordering::Acquire);
+            }
             if ends {
                 // What waits for room is let in, and nobody else.
                 self.entries.close();

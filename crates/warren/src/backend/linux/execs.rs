@@ -5,12 +5,14 @@
 //! from init; all others look at what that task says and at the file.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -22,7 +24,9 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 use warren_init::log::{self, Head, META, Overflow, Runs, Stream, VERDICT};
-use warren_init::protocol::{Ended, ExecControl, ExecEvent, Input, Request, Stage, Streams, Used};
+use warren_init::protocol::{
+    Ended, Exec, ExecControl, ExecEvent, Input, Request, Stage, Streams, Used,
+};
 
 use super::channel::{Channel, watch as watch_fd};
 use super::execution::{self, Ending};
@@ -82,6 +86,17 @@ pub(crate) enum Keep {
 #[derive(Debug)]
 pub(crate) struct Hold {
     pub(crate) exec: Arc<LoggedExec>,
+    listener: Option<Listener>,
+}
+
+impl Hold {
+    /// Hears what init says of one without a name until it has finished: there is no task that does.
+    pub(crate) async fn listen(&mut self) {
+        if let Some(listener) = &mut self.listener {
+            listener.0.as_mut().await;
+            self.listener = None;
+        }
+    }
 }
 
 impl Drop for Hold {
@@ -89,6 +104,21 @@ impl Drop for Hold {
         if self.exec.keep == Keep::Unnamed {
             self.exec.abandon();
         }
+        // It is still to be heard how it ended, for the account of the sandbox.
+        if let (Some(Listener(rest)), Some(core)) = (self.listener.take(), self.exec.core.upgrade())
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            core.execs().tasks.spawn_on(rest, &runtime);
+        }
+    }
+}
+
+/// Hears what init says of an exec, until it has finished.
+struct Listener(Pin<Box<dyn Future<Output = ()> + Send>>);
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Listener")
     }
 }
 
@@ -311,12 +341,19 @@ impl LinuxSandbox {
                 }
             }
         };
-        let hold = Hold { exec };
-        if is_new && let Err(error) = self.launch_logged(&hold.exec, plan, limits, options).await {
-            // Whoever waits for the same is told that there is none.
-            hold.exec.phase.send_modify(|phase| phase.finish = Some(Finish::Gone));
-            execs.remove(&hold.exec);
-            return Err(error);
+        let mut hold = Hold { exec, listener: None };
+        if !is_new {
+            return Ok(hold);
+        }
+        match self.launch_logged(&hold.exec, plan, limits, options).await {
+            Ok(listener) if keep == Keep::Named => drop(execs.tasks.spawn(listener.0)),
+            Ok(listener) => hold.listener = Some(listener),
+            Err(error) => {
+                // Whoever waits for the same is told that there is none.
+                hold.exec.phase.send_modify(|phase| phase.finish = Some(Finish::Gone));
+                execs.remove(&hold.exec);
+                return Err(error);
+            }
         }
         Ok(hold)
     }
@@ -327,7 +364,7 @@ impl LinuxSandbox {
         mut plan: ExecPlan,
         limits: &ResourceLimits,
         options: &ExecOptions,
-    ) -> Result<()> {
+    ) -> Result<Listener> {
         let file = exec.file().map_err(|error| lost("open a log", error))?;
         if matches!(exec.place, Place::Path(_)) {
             let text = serde_json::to_vec(&exec.note).unwrap_or_default();
@@ -349,7 +386,10 @@ impl LinuxSandbox {
                 LogOverflow::Forget => Overflow::Forget,
             },
         };
-        let request = execution::request(&plan, limits, exec.id.0.clone(), streams);
+        let request = Exec {
+            announced: exec.keep == Keep::Named,
+            ..execution::request(&plan, limits, exec.id.0.clone(), streams)
+        };
         let (channel, theirs) = Channel::pair().map_err(|error| lost("make a socket", error))?;
         let notice = new_notice()?;
         let helper = match options.input {
@@ -366,7 +406,7 @@ impl LinuxSandbox {
             phase.input_taken = taken;
             phase.input_open = more || options.input == ExecInput::Control;
         });
-        self.listen_to(exec, channel, notice)?;
+        let listener = Self::listen_to(exec, channel, notice)?;
         if !rest.is_empty() {
             let (exec, end) = (exec.clone(), options.input == ExecInput::Closed);
             self.execs().tasks.spawn(async move {
@@ -374,16 +414,16 @@ impl LinuxSandbox {
                 let _ = exec.write_input(None, &rest, end).await;
             });
         }
-        Ok(())
+        Ok(listener)
     }
 
-    /// Has a task hear what init says of an exec.
-    fn listen_to(&self, exec: &Arc<LoggedExec>, channel: Channel, notice: OwnedFd) -> Result<()> {
+    /// Returns what hears what init says of an exec.
+    fn listen_to(exec: &Arc<LoggedExec>, channel: Channel, notice: OwnedFd) -> Result<Listener> {
         let channel = Arc::new(channel);
         *guard(&exec.channel) = Some(channel.clone());
         let notice = watch_fd(notice).map_err(|error| lost("watch a log", error))?;
         let exec = exec.clone();
-        self.execs().tasks.spawn(async move {
+        Ok(Listener(Box::pin(async move {
             let finish = loop {
                 let heard = tokio::select! {
                     biased;
@@ -404,8 +444,7 @@ impl LinuxSandbox {
                 }
             };
             exec.finish(finish);
-        });
-        Ok(())
+        })))
     }
 
     /// Takes up the execs of a sandbox that outlived its maker.
@@ -448,7 +487,7 @@ impl LinuxSandbox {
         let sent = self.control().send(&Request::Follow(id.0), &fds).await;
         sent.map_err(|error| lost("reach init", error))?;
         drop(theirs);
-        self.listen_to(&exec, channel, notice)?;
+        self.execs().tasks.spawn(Self::listen_to(&exec, channel, notice)?.0);
         // Until init has said how far it is, it would seem to take no input. One that is being started
         // says it later.
         let mut phase = exec.phase.subscribe();
@@ -613,7 +652,7 @@ impl LoggedExec {
     fn judge(&self, ended: &Ended) -> ExecEnd {
         let core = self.core.upgrade();
         let before = *guard(&self.before);
-        let after = core.as_ref().map_or(before, |core| core.refusals());
+        let after = || core.as_ref().map_or(before, |core| core.refusals());
         let ending = execution::settle(ended, before, after, false);
         let mut end = end_of(ending);
         if let Some(core) = core {

@@ -109,7 +109,7 @@ impl Sent {
             Stdio::Terminal { rows, columns } => Streams::Terminal { rows, columns },
         };
         let exec = request(&plan, limits, String::new(), named);
-        let request = Request::Exec(Exec { only, ..exec });
+        let request = Request::Exec(Exec { only, announced: true, ..exec });
         let (channel, theirs) = Channel::pair().map_err(|error| step("make a socket", error))?;
         let mut fds = vec![theirs.as_fd()];
         fds.extend(streams.iter().flat_map(|pipes| pipes.theirs.iter().map(AsFd::as_fd)));
@@ -204,7 +204,7 @@ impl Execution {
 
     /// Decides how the command ended, from what init saw and what the kernel counted.
     fn settle(&self, ended: &Ended) -> Ending {
-        let after = self.sandbox.instance().groups().refusals();
+        let after = || self.sandbox.instance().groups().refusals();
         let ending = settle(ended, self.before, after, self.over_output);
         self.sandbox.account(&ending.usage);
         ending
@@ -247,7 +247,7 @@ pub(crate) fn refused(id: &SandboxId, program: String, stage: Stage, errno: i32)
 pub(crate) fn settle(
     ended: &Ended,
     before: Refusals,
-    after: Refusals,
+    after: impl FnOnce() -> Refusals,
     over_output: bool,
 ) -> Ending {
     let cause = cause(ended, before, after, over_output);
@@ -276,7 +276,12 @@ impl Ending {
 
 /// Decides how a command ended. A limit is the cause only if the command did not succeed all the
 /// same.
-fn cause(ended: &Ended, before: Refusals, after: Refusals, over_output: bool) -> ExecCause {
+fn cause(
+    ended: &Ended,
+    before: Refusals,
+    after: impl FnOnce() -> Refusals,
+    over_output: bool,
+) -> ExecCause {
     // We stopped listening, so however it ended then, it was for that.
     if over_output {
         return ExecCause::OutputLimit;
@@ -291,18 +296,20 @@ fn cause(ended: &Ended, before: Refusals, after: Refusals, over_output: bool) ->
         }
         None => {}
     }
-    let succeeded = ended.status == Status::Exited(0);
-    if !succeeded && after.out_of_memory > before.out_of_memory {
+    let plain = match ended.status {
+        Status::Exited(0) => return ExecCause::Exited { code: 0 },
+        Status::Exited(code) => ExecCause::Exited { code },
+        Status::Signalled(signal) => ExecCause::Signalled { signal },
+    };
+    let after = after();
+    if after.out_of_memory > before.out_of_memory {
         ExecCause::OutOfMemory
-    } else if !succeeded && after.too_many_processes > before.too_many_processes {
+    } else if after.too_many_processes > before.too_many_processes {
         ExecCause::TooManyProcesses
-    } else if !succeeded && ended.scratch_full {
+    } else if ended.scratch_full {
         ExecCause::DiskQuota
     } else {
-        match ended.status {
-            Status::Exited(code) => ExecCause::Exited { code },
-            Status::Signalled(signal) => ExecCause::Signalled { signal },
-        }
+        plain
     }
 }
 
@@ -340,6 +347,7 @@ pub(crate) fn request(
         cpu_ms: limits.max_cpu_time_ms,
         open_files: limits.max_open_files.map(u64::from),
         only: false,
+        announced: false,
     }
 }
 
@@ -419,13 +427,13 @@ mod tests {
             (ended(FAILED, None, false), processes, false, ExecCause::TooManyProcesses),
             (ended(FAILED, None, true), none, false, ExecCause::DiskQuota),
         ] {
-            assert_eq!(cause(&ended, none, after, over_output), expected, "{ended:?} {after:?}");
+            assert_eq!(cause(&ended, none, || after, over_output), expected, "{ended:?} {after:?}");
         }
         let succeeded = ended(Status::Exited(0), None, true);
         let hit = Refusals { out_of_memory: 2, too_many_processes: 2 };
-        assert_eq!(cause(&succeeded, none, hit, false), ExecCause::Exited { code: 0 });
+        assert_eq!(cause(&succeeded, none, || hit, false), ExecCause::Exited { code: 0 });
         let by_caller = ended(killed, Some(StoppedBy::Client), false);
-        let cause = cause(&by_caller, none, none, false);
+        let cause = cause(&by_caller, none, || none, false);
         assert!(matches!(cause, ExecCause::KilledByPolicy { .. }));
     }
 }

@@ -1,8 +1,10 @@
 //! The control groups of one sandbox, from first to last.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -26,6 +28,35 @@ pub(crate) struct Groups {
     pending: Vec<(PathBuf, Setting)>,
     /// Removes them should we die.
     guard: Option<Guard>,
+    counters: OnceLock<Counters>,
+}
+
+/// The files in which the kernel counts what it refused: they are looked at for every command, and a
+/// look-up takes longer than the reading.
+#[derive(Debug)]
+struct Counters {
+    memory: Option<File>,
+    pids: Option<File>,
+}
+
+impl Counters {
+    fn of(places: &Places) -> Self {
+        let open = |group: &Option<PathBuf>, files: &[&str]| {
+            let group = group.as_ref()?;
+            files.iter().find_map(|file| File::open(group.join(file)).ok())
+        };
+        Self {
+            memory: open(&places.memory, &["memory.events", "memory.oom_control"]),
+            pids: open(&places.pids, &["pids.events"]),
+        }
+    }
+}
+
+/// Reads a number from such a file.
+fn count(file: Option<&File>, key: &str) -> Option<u64> {
+    let mut text = [0; 512];
+    let length = file?.read_at(&mut text, 0).ok()?;
+    cgroup::field(str::from_utf8(&text[..length]).ok()?, key)
 }
 
 /// Where the groups of a sandbox are.
@@ -128,7 +159,8 @@ impl Groups {
 
     /// Takes over groups that were made before.
     pub(crate) fn adopt(places: Places) -> Self {
-        Self { places, on_drop: OnDrop::Leave, pending: Vec::new(), guard: None }
+        let (on_drop, counters) = (OnDrop::Leave, OnceLock::new());
+        Self { places, on_drop, pending: Vec::new(), guard: None, counters }
     }
 
     /// Takes over whatever groups a sandbox may have, without knowing more than its id.
@@ -201,17 +233,10 @@ impl Groups {
 
     /// Reads how often the kernel refused memory or a process.
     pub(crate) fn refusals(&self) -> Refusals {
-        let count = |group: &Option<PathBuf>, files: &[&str], key: &str| {
-            let group = group.as_ref()?;
-            let text = files.iter().find_map(|file| cgroup::read(group, file).ok())?;
-            cgroup::field(&text, key)
-        };
-        let memory =
-            count(&self.places.memory, &["memory.events", "memory.oom_control"], "oom_kill");
-        let pids = count(&self.places.pids, &["pids.events"], "max");
+        let Counters { memory, pids } = self.counters.get_or_init(|| Counters::of(&self.places));
         Refusals {
-            out_of_memory: memory.unwrap_or_default(),
-            too_many_processes: pids.unwrap_or_default(),
+            out_of_memory: count(memory.as_ref(), "oom_kill").unwrap_or_default(),
+            too_many_processes: count(pids.as_ref(), "max").unwrap_or_default(),
         }
     }
 

@@ -23,7 +23,7 @@ use warren_init::protocol::{Done, Failure, Loopback, Proof, Report, Request, Sta
 
 use super::anchor::{self, Anchor, Home};
 use super::channel::{Channel, watch};
-use super::execs::{self, Execs, Hold, Keep};
+use super::execs::{self, Execs, Hold, Keep, LoggedExec};
 use super::execution::{Execution, First, Sent, Stdio};
 use super::groups::{Groups, OnDrop, Refusals};
 use super::host::GroupSupport;
@@ -850,9 +850,7 @@ impl LinuxSandbox {
         let state = self.running().await?;
         let started = self.start_logged(plan, &spec.limits, options, keep).await;
         drop(state);
-        let hold = started.map_err(|error| self.explain(error))?;
-        hold.exec.started().await?;
-        Ok(hold)
+        started.map_err(|error| self.explain(error))
     }
 
     /// Holds off changes of a sandbox that runs.
@@ -873,13 +871,25 @@ impl LinuxSandbox {
         receiver: Option<mpsc::Sender<StreamOutput>>,
     ) -> Result<ExecReport> {
         let options = ExecOptions::default();
-        let hold = self.start_with_log(cmd, ctx, &options, Keep::Unnamed).await?;
-        let exec = &hold.exec;
-        let (mut stdout, mut stderr, mut at) = (Vec::new(), Vec::new(), 0);
+        let mut hold = self.start_with_log(cmd, ctx, &options, Keep::Unnamed).await?;
+        let exec = Arc::clone(&hold.exec);
         if receiver.is_none() {
             // All at once: there is nobody to hand anything on to.
-            exec.wait().await?;
+            hold.listen().await;
+            return self.report(&exec, ctx, None).await;
         }
+        let (report, ()) = tokio::join!(self.report(&exec, ctx, receiver), hold.listen());
+        report
+    }
+
+    /// Collects what a command writes, and how it ends.
+    async fn report(
+        &self,
+        exec: &LoggedExec,
+        ctx: &ExecContext,
+        receiver: Option<mpsc::Sender<StreamOutput>>,
+    ) -> Result<ExecReport> {
+        let (mut stdout, mut stderr, mut at) = (Vec::new(), Vec::new(), 0);
         loop {
             let read = exec.read(at, usize::MAX, LogWait::More).await?;
             at = read.next;
@@ -901,6 +911,7 @@ impl LinuxSandbox {
                 break;
             }
         }
+        exec.started().await?;
         let end = exec.wait().await?;
         let output = ExecOutput {
             exit_code: end.exit_code,
@@ -1022,7 +1033,9 @@ impl Sandbox for LinuxSandbox {
         ctx: &ExecContext,
         options: &ExecOptions,
     ) -> Result<FoundExec> {
-        Ok(self.start_with_log(cmd, ctx, options, Keep::Named).await?.exec.clone())
+        let hold = self.start_with_log(cmd, ctx, options, Keep::Named).await?;
+        hold.exec.started().await?;
+        Ok(hold.exec.clone())
     }
 
     async fn list_execs(&self) -> Result<Vec<FoundExec>> {
