@@ -50,7 +50,10 @@ fn main() {
         .unwrap_or_else(|error| panic!("cannot run cargo for warren-init: {error}"));
     assert!(status.success(), "cannot build the program warren-init");
     let program = directory.join(&target).join("release/warren-init");
-    std::fs::copy(&program, out.join("warren-init"))
+    let image = out.join("warren-init");
+    // Not written over: the file may be another build directory's as well, by a link.
+    let _ = std::fs::remove_file(&image);
+    std::fs::copy(&program, &image)
         .unwrap_or_else(|error| panic!("cannot copy {}: {error}", program.display()));
 }
 

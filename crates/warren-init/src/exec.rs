@@ -2,17 +2,18 @@
 
 use std::ffi::CString;
 use std::io;
+use std::iter;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::process::Resource;
+use rustix::process::{Pid, Resource};
 use rustix::pty::OpenptFlags;
 use rustix::thread::{Gid, Uid};
 use warren_sys::process::SingleThreaded;
 use warren_sys::seccomp::{self, Instruction};
-use warren_sys::spawn::{self, Outcome, Program, Starting, Step};
+use warren_sys::spawn::{self, Outcome, Program, Starting, Step, Waiting};
 use warren_sys::{cred, process};
 
 use crate::account::{Leaf, Work};
@@ -32,7 +33,7 @@ pub(crate) struct Started {
 pub(crate) type Refusal = (Stage, i32);
 
 impl Started {
-    pub(crate) fn pid(&self) -> rustix::process::Pid {
+    pub(crate) fn pid(&self) -> Pid {
         self.starting.pid()
     }
 
@@ -52,6 +53,34 @@ impl Started {
 impl AsFd for Started {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.starting.as_fd()
+    }
+}
+
+/// A process that is to become the next command, with the group that it is in.
+///
+/// It is init's equal until it is told what to become: nobody inside may signal it.
+#[derive(Debug)]
+pub(crate) struct Spare {
+    waiting: Waiting,
+    stages: Vec<Stage>,
+    pub(crate) leaf: Leaf,
+    pub(crate) mark: u64,
+}
+
+impl Spare {
+    pub(crate) fn pid(&self) -> Pid {
+        self.waiting.pid()
+    }
+
+    /// Has it become a command; `None` if it is gone. Its group is returned in any case.
+    pub(crate) fn become_command(self, planned: Planned<'_>) -> (Option<Started>, Leaf) {
+        let Self { waiting, mut stages, leaf, .. } = self;
+        let placed = planned.place_streams();
+        let Planned { program, streams, own, .. } = planned;
+        let (steps, own): (Vec<_>, Vec<_>) = iter::once(placed).chain(own).unzip();
+        stages.extend(own);
+        let starting = waiting.go(steps, program, &streams).ok();
+        (starting.map(|starting| Started { starting, stages }), leaf)
     }
 }
 
@@ -84,21 +113,30 @@ pub(crate) struct Ruled {
     pub(crate) file_bytes: Option<u64>,
 }
 
+/// A command that can be started: nothing of what was asked for is wrong in itself.
+#[derive(Debug)]
+pub(crate) struct Planned<'a> {
+    program: Program,
+    streams: Vec<BorrowedFd<'a>>,
+    terminal: bool,
+    /// What its process does that others do otherwise.
+    own: Vec<(Step, Stage)>,
+}
+
+impl Planned<'_> {
+    fn place_streams(&self) -> (Step, Stage) {
+        (Step::Streams { terminal: self.terminal }, Stage::Prepare)
+    }
+}
+
 impl Starter {
-    /// Starts a command in a process, a session and, if given, a cgroup of its own.
-    pub(crate) fn start(
-        &self,
-        exec: &Exec,
-        ends: &Ends,
-        group: Option<(&Work, &Leaf)>,
-        mark: u64,
-    ) -> Result<Started, Refusal> {
+    /// Decides what it takes to start a command.
+    pub(crate) fn plan<'a>(&self, exec: &Exec, ends: &'a Ends) -> Result<Planned<'a>, Refusal> {
         let at = |stage| move |errno: Errno| (stage, errno.raw_os_error());
         // Without a root of its own there is one user, whatever it is called: the host's list is the host's.
         let named = exec.user.as_ref().filter(|_| self.ruled.is_none());
         let user = named.map(|user| find(&user.name)).transpose();
         let user = user.map_err(|error| (Stage::User, errno(&error)))?;
-        let (steps, stages) = self.steps(exec, user.as_ref(), ends, mark)?.into_iter().unzip();
         let program = Program::new(&exec.program, &exec.args, &environment(exec, user.as_ref()));
         let program = program.map_err(at(Stage::Program))?;
         let streams: Vec<BorrowedFd<'_>> = match (&ends.terminal, ends.streams.len()) {
@@ -106,6 +144,21 @@ impl Starter {
             (None, 3..) => ends.streams.iter().map(AsFd::as_fd).collect(),
             (None, _) => return Err(at(Stage::Fork)(Errno::BADF)),
         };
+        let own = self.own_steps(exec, user.as_ref())?;
+        Ok(Planned { program, streams, terminal: ends.terminal.is_some(), own })
+    }
+
+    /// Starts a command in a process, a session and, if given, a cgroup of its own.
+    pub(crate) fn start(
+        &self,
+        planned: Planned<'_>,
+        group: Option<(&Work, &Leaf)>,
+        mark: u64,
+    ) -> Result<Started, Refusal> {
+        let first = [(Step::NewSession, Stage::Prepare), planned.place_streams()].into_iter();
+        let common = self.common_steps(mark).map(|step| (step, Stage::Prepare));
+        let Planned { program, streams, own, .. } = planned;
+        let (steps, stages) = first.chain(common).chain(own).unzip();
         let start = |cgroup| spawn::start(&self.proof, steps, program, &streams, cgroup);
         let starting = match group {
             // Whether a process may be born in a group is checked like a write to its files.
@@ -116,27 +169,45 @@ impl Starter {
         Ok(Started { starting, stages })
     }
 
-    /// Lists what a command's process does before it executes its program, and which stage that is.
-    fn steps(
-        &self,
-        exec: &Exec,
-        user: Option<&User>,
-        ends: &Ends,
-        mark: u64,
-    ) -> Result<Vec<(Step, Stage)>, Refusal> {
-        let terminal = ends.terminal.is_some();
+    /// Makes the process of the next command, if it can be made before that is known.
+    pub(crate) fn prepare(&self, work: &mut Work, mark: u64) -> Option<Spare> {
+        // Who has several users, or none, changes its rights in an order of its own.
+        if self.users != Users::One || self.ruled.is_some() {
+            return None;
+        }
+        let leaf = work.new_leaf().ok()?;
+        let steps: Vec<_> = iter::once(Step::NewSession).chain(self.common_steps(mark)).collect();
+        let stages = vec![Stage::Prepare; steps.len()];
+        let made = work.as_owner(|_| spawn::prepare(&self.proof, steps, leaf.group.as_fd()));
+        match made {
+            Ok(waiting) => Some(Spare { waiting, stages, leaf, mark }),
+            // Whoever needs one tries again, and says what failed.
+            Err(_) => {
+                work.spare = Some(leaf);
+                None
+            }
+        }
+    }
+
+    /// Lists what every command's process does as soon as it has streams, or while it has none yet.
+    fn common_steps(&self, mark: u64) -> impl Iterator<Item = Step> {
+        let file_bytes = self.ruled.and_then(|ruled| ruled.file_bytes);
         // Nothing of init's may be open when a path is walked that the sandbox can have written: a
         // working directory of /proc/self/fd/N would lead there.
-        let mut prepare = vec![Step::NewSession { terminal }, Step::CloseOthers];
-        prepare.push(Step::Limit(process::MARK, mark));
+        [Step::CloseOthers, Step::Limit(process::MARK, mark)]
+            .into_iter()
+            .chain(file_bytes.map(|bytes| Step::Limit(Resource::Fsize, bytes)))
+            .chain((self.nice != 0).then_some(Step::Nice(self.nice)))
+            .chain([Step::DefaultSignals])
+    }
+
+    /// Lists what the process of one command does before it executes its program, and which stage
+    /// that is.
+    fn own_steps(&self, exec: &Exec, user: Option<&User>) -> Result<Vec<(Step, Stage)>, Refusal> {
         // What was asked for beyond the host's own limit was refused, or accepted as less, before.
         let most = rustix::process::getrlimit(Resource::Nofile).maximum;
         let files = exec.open_files.map(|files| most.map_or(files, |most| files.min(most)));
-        prepare.extend(files.map(|files| Step::Limit(Resource::Nofile, files)));
-        let file_bytes = self.ruled.and_then(|ruled| ruled.file_bytes);
-        prepare.extend(file_bytes.map(|bytes| Step::Limit(Resource::Fsize, bytes)));
-        prepare.extend((self.nice != 0).then_some(Step::Nice(self.nice)));
-        prepare.push(Step::DefaultSignals);
+        let files = files.map(|files| Step::Limit(Resource::Nofile, files));
         let mut become_user = Vec::new();
         let (uid, gid) = user.map_or((WORKLOAD_ID, WORKLOAD_ID), |user| (user.uid, user.gid));
         match self.users {
@@ -166,7 +237,7 @@ impl Starter {
         let mut filters: Vec<Step> = self.filters.iter().cloned().map(Step::Filter).collect();
         filters
             .extend(matches!(self.users, Users::Several { .. }).then_some(Step::DropCapabilities));
-        let steps = prepare.into_iter().map(|step| (step, Stage::Prepare));
+        let steps = files.into_iter().map(|step| (step, Stage::Prepare));
         let steps = steps.chain(become_user.into_iter().map(|step| (step, Stage::User)));
         let steps = steps.chain([(Step::Enter(workdir), Stage::Workdir)]);
         Ok(steps.chain(filters.into_iter().map(|step| (step, Stage::Prepare))).collect())

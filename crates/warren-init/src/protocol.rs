@@ -506,6 +506,7 @@ mod tests {
             cpu_ms: None,
             open_files: Some(3),
             only: false,
+            announced: true,
         }
     }
 

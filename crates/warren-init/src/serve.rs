@@ -16,7 +16,7 @@ use warren_sys::socket;
 
 use crate::account::{Census, Leaf, Meter, Seen, Work, freeze_all};
 use crate::apply::Inherited;
-use crate::exec::{self, Ends, Refusal, Ruled, Started, Starter};
+use crate::exec::{self, Ends, Refusal, Ruled, Spare, Started, Starter};
 use crate::launcher::{drain, is_about_one_message};
 use crate::log::Room;
 use crate::logged::Logged;
@@ -30,6 +30,8 @@ use crate::{port, probe};
 
 /// How often memory is looked at where no cgroup bounds it.
 const MEMORY_INTERVAL: Duration = Duration::from_millis(20);
+/// How long nothing happens before the process of the next command is made.
+const PREPARE_AFTER: Duration = Duration::from_micros(500);
 /// The shortest time between two looks at the CPU time of a command.
 const CPU_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -71,6 +73,16 @@ struct Running {
     given_up: Option<Instant>,
     /// Whether the sandbox ends with it.
     only: bool,
+    /// The first number that a process got that it started, or that it got itself.
+    first_number: u64,
+}
+
+/// A command that was begun.
+struct Begun {
+    starting: Started,
+    leaf: Option<Leaf>,
+    mark: u64,
+    first_number: u64,
 }
 
 impl Running {
@@ -94,6 +106,9 @@ struct Init<'a> {
     next_mark: u64,
     suspended: Option<Instant>,
     next_memory_look: Option<Instant>,
+    /// The process that is to become the next command, and when one is to be made.
+    spare: Option<Spare>,
+    prepare_at: Option<Instant>,
     /// The streams of commands with a log, by their marks; some may outlive their command.
     logs: BTreeMap<u64, Logged>,
     /// Output that nobody reads any more but something may still write to.
@@ -167,6 +182,8 @@ pub(crate) fn serve(
         next_mark: (nonce << COMMAND_BITS) + 1,
         suspended: None,
         next_memory_look: None,
+        spare: None,
+        prepare_at: None,
         logs: BTreeMap::new(),
         unread: Vec::new(),
         reading: Vec::new(),
@@ -178,6 +195,7 @@ pub(crate) fn serve(
         cpus: rustix::thread::sched_getaffinity(None).map_or(1, |cpus| cpus.count().max(1)),
     };
     init.work.iter_mut().for_each(Work::prepare);
+    init.prepare_soon();
     while init.turn(&children) {}
 }
 
@@ -327,28 +345,13 @@ impl Init<'_> {
         if self.suspended.is_some() {
             return refuse(Stage::Suspended, 0);
         }
-        let mark = self.next_mark;
-        self.next_mark += 1;
-        let leaf = match self.work.as_mut().map(Work::new_leaf).transpose() {
-            Ok(leaf) => leaf,
-            Err(error) => return refuse(Stage::Fork, error.raw_os_error().unwrap_or_default()),
-        };
         let started = Instant::now();
-        let group = self.work.as_ref().zip(leaf.as_ref());
         let prepared = prepare_streams(exec, fds)
             .map_err(|error| (Stage::Fork, error.raw_os_error().unwrap_or_default()));
-        let starting = prepared.and_then(|prepared| {
-            Ok((self.starter.start(exec, &prepared.ends, group, mark)?, prepared))
-        });
-        let (starting, prepared) = match starting {
-            Ok(starting) => starting,
-            Err((stage, errno)) => {
-                // The group of a command that was never started must not stay.
-                if let (Some(work), Some(leaf)) = (&self.work, &leaf) {
-                    work.remove(leaf);
-                }
-                return refuse(stage, errno);
-            }
+        let begun = prepared.and_then(|prepared| Ok((self.begin(exec, &prepared.ends)?, prepared)));
+        let (Begun { starting, leaf, mark, first_number }, prepared) = match begun {
+            Ok(begun) => begun,
+            Err((stage, errno)) => return refuse(stage, errno),
         };
         let pid = starting.pid();
         let cpu_limit = exec.cpu_ms.map(Duration::from_millis);
@@ -372,12 +375,77 @@ impl Init<'_> {
             stood_still: Duration::ZERO,
             given_up: None,
             only: exec.only && self.plan.lifetime == Lifetime::Attached,
+            first_number,
         };
         if self.plan.bounds.memory.is_some() {
             self.next_memory_look = Some(started + MEMORY_INTERVAL);
         }
         self.logs.extend(prepared.logged.map(|logged| (mark, logged)));
         self.running.insert(pid, running);
+    }
+
+    /// Has a process become a command: the one that waits for it, or a new one.
+    fn begin(&mut self, exec: &Exec, ends: &Ends) -> Result<Begun, Refusal> {
+        let mut planned = self.starter.plan(exec, ends)?;
+        self.prepare_at = None;
+        if let Some(spare) = self.spare.take() {
+            let (pid, mark) = (spare.pid(), spare.mark);
+            let first_number = self.meter.last_number().map_or(0, |last| last + 1);
+            match spare.become_command(planned) {
+                (Some(starting), leaf) => {
+                    return Ok(Begun { starting, leaf: Some(leaf), mark, first_number });
+                }
+                // Something killed it, or is about to have.
+                (None, leaf) => {
+                    let _ = process::signal_raw(pid.as_raw_nonzero().get(), Signal::KILL.as_raw());
+                    self.lingering.push(leaf);
+                    planned = self.starter.plan(exec, ends)?;
+                }
+            }
+        }
+        let mark = self.new_mark();
+        let leaf = self.work.as_mut().map(Work::new_leaf).transpose();
+        let leaf = leaf.map_err(|error| (Stage::Fork, error.raw_os_error().unwrap_or_default()))?;
+        let group = self.work.as_ref().zip(leaf.as_ref());
+        match self.starter.start(planned, group, mark) {
+            Ok(starting) => {
+                let first_number = number(starting.pid());
+                Ok(Begun { starting, leaf, mark, first_number })
+            }
+            Err(refusal) => {
+                // The group of a command that was never started must not stay.
+                if let (Some(work), Some(leaf)) = (&self.work, &leaf) {
+                    work.remove(leaf);
+                }
+                Err(refusal)
+            }
+        }
+    }
+
+    fn new_mark(&mut self) -> u64 {
+        self.next_mark += 1;
+        self.next_mark - 1
+    }
+
+    /// Makes the process of the next command, while there is nothing else to do.
+    ///
+    /// Only then: it counts as one of the processes that the sandbox may have, as the command will.
+    fn prepare(&mut self) {
+        self.prepare_at = None;
+        if !self.running.is_empty() || self.spare.is_some() || self.suspended.is_some() {
+            return;
+        }
+        let mark = self.new_mark();
+        if let Some(work) = &mut self.work {
+            self.spare = self.starter.prepare(work, mark);
+        }
+    }
+
+    /// Has the process of the next command made a moment after the last one ended, unless the sandbox
+    /// will not see another.
+    fn prepare_soon(&mut self) {
+        let wanted = self.work.is_some() && self.plan.lifetime == Lifetime::Detached;
+        self.prepare_at = wanted.then(|| Instant::now() + PREPARE_AFTER);
     }
 
     /// Has somebody else hear of a command with a log.
@@ -493,16 +561,17 @@ impl Init<'_> {
         }
     }
 
-    /// Counts the processes and threads that were started from this one on. Numbers begin anew when
-    /// they run out; then there is no telling.
-    fn started_since(&self, pid: Pid) -> u64 {
+    /// Counts the processes and threads of a command. Numbers begin anew when they run out; then there
+    /// is no telling.
+    fn started_since(&self, running: &Running) -> u64 {
         if self.starter.ruled.is_some() {
             // Others of the host get numbers from the same row.
             return 0;
         }
-        let first = u64::from(pid.as_raw_nonzero().get().unsigned_abs());
         let last = self.meter.last_number().unwrap_or_default();
-        (last + 1).saturating_sub(first)
+        // The number of one that waited for the command is from before.
+        let itself = u64::from(number(running.pid) < running.first_number);
+        (last + 1).saturating_sub(running.first_number) + itself
     }
 
     /// Says what a command has used, and what became of it.
@@ -574,6 +643,10 @@ impl Init<'_> {
             };
             let Ok((end, usage)) = process::reap(pid) else { return };
             self.workers.forget(pid);
+            if let Some(Spare { leaf, .. }) = self.spare.take_if(|spare| spare.pid() == pid) {
+                // Whoever killed it may do so again: the next is made after the next command.
+                self.lingering.push(leaf);
+            }
             if command {
                 self.started(pid);
                 let after = self.meter.read();
@@ -647,7 +720,7 @@ impl Init<'_> {
                     peak_bytes: usage.peak_resident,
                     read_bytes,
                     written_bytes,
-                    tasks_started: self.started_since(running.pid),
+                    tasks_started: self.started_since(&running),
                 };
                 if let Some(logged) = self.logs.get_mut(&running.mark) {
                     logged.end(&mut ended);
@@ -678,6 +751,7 @@ impl Init<'_> {
         self.work.iter_mut().for_each(Work::prepare);
         if self.running.is_empty() {
             self.next_memory_look = None;
+            self.prepare_soon();
         }
     }
 
@@ -729,7 +803,7 @@ impl Init<'_> {
             .values()
             .flat_map(|running| [running.deadline, running.next_cpu_look, running.given_up]);
         let dying = self.ending.iter().map(|ending| Some(ending.until));
-        each.chain([self.next_memory_look]).chain(dying).flatten().min()
+        each.chain([self.next_memory_look, self.prepare_at]).chain(dying).flatten().min()
     }
 
     /// Ends what has used up its time or memory.
@@ -751,6 +825,9 @@ impl Init<'_> {
         }
         if due(self.next_memory_look) {
             self.look_at_memory(now);
+        }
+        if due(self.prepare_at) {
+            self.prepare();
         }
         self.settle();
     }
@@ -860,6 +937,10 @@ fn discard(pipe: &OwnedFd) -> bool {
 fn answer(reply: &OwnedFd, result: std::io::Result<()>) {
     let errno = result.err().map_or(0, |error| error.raw_os_error().unwrap_or(-1));
     let _ = protocol::send(reply, &Done(errno), &[]);
+}
+
+fn number(pid: Pid) -> u64 {
+    u64::from(pid.as_raw_nonzero().get().unsigned_abs())
 }
 
 fn micros(time: Duration) -> u64 {

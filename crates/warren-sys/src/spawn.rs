@@ -11,32 +11,40 @@
 //! it allocates nothing, frees nothing, and leaves `errno`, which both share, alone.
 #![expect(unsafe_code, reason = "clone3 with shared memory and execve have no safe wrapper")]
 
-use std::cell::Cell;
+use std::cell::{Cell, UnsafeCell};
 use std::ffi::{CStr, CString, c_char};
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd as _, OwnedFd};
 use std::ptr;
 use std::sync::Arc;
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SocketFlags,
+    SocketType, recvmsg,
+};
 use rustix::pipe::PipeFlags;
 use rustix::process::{DumpableBehavior, Pid, Resource, Rlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, Gid, Uid};
 
 use crate::process::{self, SingleThreaded};
 use crate::seccomp::Instruction;
+use crate::socket;
 
 /// What a new process does before it executes its program.
 #[derive(Debug)]
 pub enum Step {
-    /// Leads a session of its own; takes its first stream for its terminal if it is to have one.
-    NewSession {
+    /// Leads a session of its own.
+    NewSession,
+    /// Puts its streams where its program looks for them; the first is its terminal if it is to have one.
+    Streams {
         /// Whether it is.
         terminal: bool,
     },
-    /// Keeps its streams and closes everything else.
+    /// Keeps its streams, if it has any yet, and closes everything else.
     CloseOthers,
     /// Lowers a limit, soft and hard.
     Limit(Resource, u64),
@@ -193,15 +201,60 @@ impl Drop for Starting {
     }
 }
 
+/// A process that has taken its first steps and waits to be told the others.
+#[derive(Debug)]
+pub struct Waiting {
+    starting: Starting,
+    orders: OwnedFd,
+}
+
+impl Waiting {
+    /// The process.
+    pub fn pid(&self) -> Pid {
+        self.starting.pid
+    }
+
+    /// Has it take these steps and execute a program, with `streams` from 0 on. Steps are counted from
+    /// the first of those that it has taken.
+    ///
+    /// # Errors
+    ///
+    /// The process is gone, or has something else than we know.
+    pub fn go(
+        self,
+        steps: Vec<Step>,
+        program: Program,
+        streams: &[BorrowedFd<'_>],
+    ) -> io::Result<Starting> {
+        let held = self.starting.held.as_ref().ok_or(Errno::SRCH)?;
+        // They arrive at these numbers, since it has nothing else open there.
+        let numbers = (0..FIRST_FREE).take(streams.len()).collect();
+        let rest = Rest { steps, program, streams: numbers };
+        // SAFETY: the process looks here only when it has received what is sent below, and nobody else does.
+        unsafe { *held.rest.get() = Some(rest) };
+        socket::send(&self.orders, &[0], streams)?;
+        Ok(self.starting)
+    }
+}
+
 /// Everything that a new process reads.
 #[derive(Debug)]
 struct Held {
     steps: Vec<Step>,
-    program: Program,
-    /// The numbers of what becomes its streams; none is a number that a stream gets.
-    streams: Vec<i32>,
+    /// What is done after those. Where it is not known yet, it is when something has come by `orders`.
+    rest: UnsafeCell<Option<Rest>>,
+    orders: Option<i32>,
     report: i32,
     stack: Stack,
+}
+
+/// What makes a process this program and no other.
+#[derive(Debug)]
+struct Rest {
+    steps: Vec<Step>,
+    program: Program,
+    /// The numbers of what becomes its streams: none that another stream gets.
+    streams: Vec<i32>,
 }
 
 /// Starts a program in a process of its own, with `streams` from 0 on and, with `cgroup`, in that v2
@@ -227,15 +280,39 @@ pub fn start(
     let number = |(stream, moved): (&BorrowedFd<'_>, &Option<OwnedFd>)| {
         moved.as_ref().map_or(stream.as_raw_fd(), AsRawFd::as_raw_fd)
     };
+    let streams = streams.iter().zip(&moved).map(number).collect();
     let held = Box::new(Held {
-        steps,
-        program,
-        streams: streams.iter().zip(&moved).map(number).collect(),
+        steps: Vec::new(),
+        rest: UnsafeCell::new(Some(Rest { steps, program, streams })),
+        orders: None,
         report: report.as_raw_fd(),
         stack: Stack::take()?,
     });
     let pid = process::clone_sharing(run, &raw const *held, held.stack.memory(), cgroup)?;
     Ok(Starting { pid, outcome, held: Some(held) })
+}
+
+/// Starts a process that takes these steps and then waits, in `cgroup`. Its exit sends SIGCHLD.
+pub fn prepare(
+    _proof: &SingleThreaded,
+    steps: Vec<Step>,
+    cgroup: BorrowedFd<'_>,
+) -> io::Result<Waiting> {
+    let (outcome, report) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+    let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+    let (orders, theirs) = rustix::net::socketpair(AddressFamily::UNIX, kind, flags, None)?;
+    // Out of the way of the descriptors that it will be sent.
+    let above = |fd: OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, FIRST_FREE);
+    let (report, theirs) = (above(report)?, above(theirs)?);
+    let held = Box::new(Held {
+        steps,
+        rest: UnsafeCell::new(None),
+        orders: Some(theirs.as_raw_fd()),
+        report: report.as_raw_fd(),
+        stack: Stack::take()?,
+    });
+    let pid = process::clone_sharing(run, &raw const *held, held.stack.memory(), Some(cgroup))?;
+    Ok(Waiting { starting: Starting { pid, outcome, held: Some(held) }, orders })
 }
 
 /// The first number that no stream of a program has.
@@ -246,15 +323,7 @@ extern "C" fn run(held: *const Held) -> ! {
     // SAFETY: `Starting` keeps it until this process is over or has left this memory, and its owner
     // does not look at it meanwhile.
     let held = unsafe { &*held };
-    let mut failed = held.steps.len();
-    let mut errno = None;
-    for (index, step) in held.steps.iter().enumerate() {
-        if let Err(error) = held.take(step) {
-            (failed, errno) = (index, Some(error));
-            break;
-        }
-    }
-    let errno = errno.unwrap_or_else(|| held.execute());
+    let (failed, errno) = held.live();
     let step = u32::try_from(failed).unwrap_or(u32::MAX).to_le_bytes();
     let code = errno.raw_os_error().to_le_bytes();
     let mut record = [0; 8];
@@ -270,15 +339,50 @@ extern "C" fn run(held: *const Held) -> ! {
 }
 
 impl Held {
+    /// Takes all steps and executes the program; returns only if that failed, with the step that did.
+    fn live(&self) -> (usize, Errno) {
+        for (index, step) in self.steps.iter().enumerate() {
+            if let Err(errno) = self.take(step, None) {
+                return (index, errno);
+            }
+        }
+        let first = self.steps.len();
+        if let Some(orders) = self.orders
+            && let Err(errno) = receive_streams(orders)
+        {
+            return (first, errno);
+        }
+        // SAFETY: it was there before this process was, or before what it has just received was sent, and
+        // nobody changes it after that.
+        let Some(rest) = (unsafe { &*self.rest.get() }) else { return (first, Errno::INVAL) };
+        for (index, step) in rest.steps.iter().enumerate() {
+            if let Err(errno) = self.take(step, Some(rest)) {
+                return (first + index, errno);
+            }
+        }
+        (first + rest.steps.len(), rest.execute())
+    }
+
     /// Takes one step. Whatever it calls allocates nothing and does not touch `errno`.
-    fn take(&self, step: &Step) -> Result<(), Errno> {
+    fn take(&self, step: &Step, rest: Option<&Rest>) -> Result<(), Errno> {
         match step {
-            Step::NewSession { terminal } => self.lead_session(*terminal),
+            Step::NewSession => rustix::process::setsid().map(drop),
+            Step::Streams { terminal } => {
+                rest.map_or(Err(Errno::BADF), |rest| rest.place_streams(*terminal))
+            }
             Step::CloseOthers => {
-                let after = u32::try_from(self.streams.len()).unwrap_or_default();
+                let streams = rest.map_or(0, |rest| rest.streams.len());
+                let after = u32::try_from(streams).unwrap_or_default();
                 let report = self.report.unsigned_abs();
-                close_range(after, report - 1)?;
-                close_range(report + 1, u32::MAX)
+                // Once there are orders, there is nothing that more could come by.
+                let orders = self.orders.filter(|_| rest.is_none()).map(i32::unsigned_abs);
+                let (low, high) = orders
+                    .map_or((report, report), |orders| (report.min(orders), report.max(orders)));
+                close_range(after, low - 1)?;
+                if high > low + 1 {
+                    close_range(low + 1, high - 1)?;
+                }
+                close_range(high + 1, u32::MAX)
             }
             Step::Limit(resource, value) => {
                 let limit = Rlimit { current: Some(*value), maximum: Some(*value) };
@@ -318,11 +422,15 @@ impl Held {
             }
         }
     }
+}
 
-    /// Begins a session and puts the streams where the program looks for them.
-    fn lead_session(&self, terminal: bool) -> Result<(), Errno> {
-        rustix::process::setsid()?;
+impl Rest {
+    /// Puts the streams where the program looks for them.
+    fn place_streams(&self, terminal: bool) -> Result<(), Errno> {
         for (stream, number) in self.streams.iter().zip(0..) {
+            if as_word(*stream) == number {
+                continue;
+            }
             // SAFETY: dup3 takes integers. The numbers of the streams are below all that this process was
             // given, and it has nothing else open there that it uses.
             unsafe { process::call(libc::SYS_dup3, [as_word(*stream), number, 0, 0]) }?;
@@ -361,6 +469,36 @@ impl Held {
         }
         execute(SHELL, args, self.program.env.as_ptr())
     }
+}
+
+/// Waits for the streams of a program, which arrive at the first numbers, and hangs up.
+fn receive_streams(orders: i32) -> Result<(), Errno> {
+    // SAFETY: the starter made this descriptor for this process, which has not closed it.
+    let socket = unsafe { BorrowedFd::borrow_raw(orders) };
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FIRST_FREE as usize))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let received = loop {
+        let mut into = [IoSliceMut::new(&mut byte)];
+        match recvmsg(socket, &mut into, &mut control, RecvFlags::empty()) {
+            Err(Errno::INTR) => {}
+            other => break other?,
+        }
+    };
+    let mut expected = 0;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(streams) = message {
+            for stream in streams {
+                if stream.into_raw_fd() != expected {
+                    return Err(Errno::BADF);
+                }
+                expected += 1;
+            }
+        }
+    }
+    let whole = received.bytes == 1 && !received.flags.contains(ReturnFlags::CTRUNC);
+    close_range(orders.unsigned_abs(), orders.unsigned_abs())?;
+    if whole { Ok(()) } else { Err(Errno::BADMSG) }
 }
 
 fn execute(place: &CStr, args: *const *const c_char, env: *const *const c_char) -> Errno {
