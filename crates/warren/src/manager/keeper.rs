@@ -2,7 +2,7 @@
 //! its sessions from state to state, one request after the other.
 //!
 //! So calls that contradict each other take effect in one order, and a caller that gives up leaves
-//! no work half done. Each step is written to the store before the kernel is touched.
+//! no work half done. What was promised to somebody is in the store before they are told.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -300,16 +300,8 @@ impl Keeper {
                 return Err(error);
             }
         }
-        let record = self.record(Phase::Creating);
-        if let Err(error) = self.inner.persist(record.map(Change::PutSandbox).into_iter()).await {
-            self.inner.owe([Change::DropSandbox(self.id.clone())].into_iter());
-            self.leave();
-            return Err(error);
-        }
-        let backend = Arc::clone(self.inner.backend(self.backend));
         let began = Instant::now();
-        let creation = backend.create_sandbox_with(spec, options);
-        match bounded("creating the sandbox", spec.creation_timeout, creation).await {
+        match self.create(spec, options).await {
             Ok(handle) => {
                 self.handle = Some(Arc::from(handle));
                 self.settle_id(options.id.is_some(), began.elapsed()).await
@@ -326,6 +318,35 @@ impl Keeper {
                 }
                 Err(error)
             }
+        }
+    }
+
+    /// Has the backend make it while it is written that it is being made. Both at once: what was made
+    /// without a record is found, and removed, as what belongs to nobody.
+    async fn create(
+        &mut self,
+        spec: &SandboxSpec,
+        options: &CreateOptions,
+    ) -> Result<Box<dyn Sandbox>> {
+        let record = self.record(Phase::Creating);
+        let backend = Arc::clone(self.inner.backend(self.backend));
+        let creation = backend.create_sandbox_with(spec, options);
+        let creation = bounded("creating the sandbox", spec.creation_timeout, creation);
+        let written = self.inner.persist(record.map(Change::PutSandbox).into_iter());
+        tokio::pin!(written, creation);
+        tokio::select! {
+            biased;
+            written = &mut written => match written {
+                Ok(()) => creation.await,
+                Err(error) => Err(error),
+            },
+            created = &mut creation => match written.await {
+                Ok(()) => created,
+                Err(error) => {
+                    self.handle = created.ok().map(Arc::from);
+                    Err(error)
+                }
+            },
         }
     }
 
@@ -453,12 +474,8 @@ impl Keeper {
         needs: &Needs,
     ) -> Result<Claimed> {
         let handle = self.handle()?;
-        let record = self.record(Phase::Creating);
-        let record = record.map(|record| SandboxRecord { spec: (*spec).clone(), ..record });
-        if let Err(error) = self.inner.persist(record.map(Change::PutSandbox).into_iter()).await {
-            let _ = self.put_back().await;
-            return Err(error);
-        }
+        // Not written before it is done: until then it is warm, nothing has run in it, and whoever claims
+        // it next says anew what it may use.
         let claim = bounded("claiming the sandbox", spec.creation_timeout, handle.claim(&spec));
         let claimed = match claim.await {
             Ok(Some(claimed)) if *claimed.id() == self.id => claimed,
@@ -909,13 +926,19 @@ impl Keeper {
                 }
             }
             changes.extend(self.record(Phase::Destroying).map(Change::PutSandbox));
-            self.inner.persist_or_owe(changes).await;
+            if is_default {
+                self.inner.persist_or_owe(std::mem::take(&mut changes)).await;
+            }
         }
         let backend = Arc::clone(self.inner.backend(self.backend));
-        let ended = match &self.handle {
-            Some(handle) => bounded("destroying the sandbox", END_TIME, handle.destroy()).await,
-            None => bounded("removing its remains", END_TIME, backend.reclaim(&self.id)).await,
+        let end = async {
+            match &self.handle {
+                Some(handle) => bounded("destroying the sandbox", END_TIME, handle.destroy()).await,
+                None => bounded("removing its remains", END_TIME, backend.reclaim(&self.id)).await,
+            }
         };
+        // At once: a sandbox that is gone does not come back, whatever its record says.
+        let ((), ended) = tokio::join!(self.inner.persist_or_owe(changes), end);
         if let Err(error) = ended {
             warn!(sandbox = %self.id, %error, "a sandbox could not be destroyed yet");
             self.update(|entry| entry.ceded = false);
