@@ -62,7 +62,7 @@ mod needs_root {
         let mut tried = 0;
         for (what, (said, verdict)) in &outside_by {
             assert_eq!(*verdict, Verdict::NotPromised, "{what}");
-            let (kept, _) = &inside_by[what];
+            let (kept, _) = inside_by.get(what).unwrap_or_else(|| panic!("inside: {what}?"));
             tried += 1;
             let control = said != kept || MAY_LACK.contains(&what.as_str());
             assert!(control, "control: {what} is `{said}` outside and `{kept}` inside");

@@ -17,7 +17,7 @@ use crate::{Extent, Limit, Receipt, Result, Sandbox, SandboxError};
 /// How long all attempts may take together.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// What a sandbox without a directory of its own cannot see of the host.
-const HIDDEN: &str = "/run/warren/ids";
+const HIDDEN: &str = "/run/warren/ranges";
 /// How many processes there may be while that limit is tried, and how many are started.
 const TRIAL_PROCESSES: (u32, u32) = (4, 8);
 /// The most processes that are started to try a limit that cannot be lowered.
