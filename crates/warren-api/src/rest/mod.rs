@@ -4,6 +4,7 @@ pub mod execs;
 pub mod files;
 pub(crate) mod ports;
 mod receipts;
+mod run;
 mod sandboxes;
 mod sessions;
 pub mod shells;
@@ -62,6 +63,7 @@ fn parts(api: &Api) -> (Router<Api>, Document) {
     let patient = OpenApiRouter::new()
         .routes(routes!(sandboxes::create))
         .routes(routes!(sandboxes::exec))
+        .routes(routes!(run::run))
         .routes(routes!(sandboxes::attach))
         .routes(routes!(shells::run))
         .routes(routes!(shells::stream))

@@ -104,15 +104,15 @@ pub(crate) async fn create(
 
 /// What a sandbox is made from.
 #[derive(Default)]
-struct Ground {
-    base: Base,
-    defaults: Defaults,
+pub(super) struct Ground {
+    pub(super) base: Base,
+    pub(super) defaults: Defaults,
     /// Keeps the layers until the sandbox does.
-    _held: Held,
+    pub(super) held: Held,
 }
 
 /// Finds the template that is asked for, and puts what it has below what the spec says.
-async fn ground(
+pub(super) async fn ground(
     api: &Api,
     who: &Principal,
     body: &CreateSandboxBody,
@@ -124,11 +124,11 @@ async fn ground(
     let (template, held) = found.map_err(|error| ApiError::internal(&error.to_string()))??;
     template.defaults.apply(spec);
     spec.validate()?;
-    Ok(Ground { base: template.base, defaults: template.defaults, _held: held })
+    Ok(Ground { base: template.base, defaults: template.defaults, held })
 }
 
 /// Checks what only the operator may ask for, and returns the spec.
-fn checked(who: &Principal, body: &CreateSandboxBody) -> Result<SandboxSpec, ApiError> {
+pub(super) fn checked(who: &Principal, body: &CreateSandboxBody) -> Result<SandboxSpec, ApiError> {
     let spec = body.spec()?;
     if who.operator {
         return Ok(spec);
@@ -377,8 +377,18 @@ pub(super) async fn run(
 ) -> Result<ExecView, ApiError> {
     let command = body.command()?;
     let (sandbox, _) = api.sandbox(who, id).await?;
-    let _running = api.run_one(who, noted(id, None, &command)).await?;
-    let report = sandbox.exec_report(&command, &ExecContext::default()).await?;
+    run_in(api, who, &*sandbox, &command).await
+}
+
+/// Runs a command to its end in a sandbox that is the caller's.
+pub(super) async fn run_in(
+    api: &Api,
+    who: &Principal,
+    sandbox: &dyn Sandbox,
+    command: &warren::Command,
+) -> Result<ExecView, ApiError> {
+    let _running = api.run_one(who, noted(sandbox.id(), None, command)).await?;
+    let report = sandbox.exec_report(command, &ExecContext::default()).await?;
     let limit = denial::of_cause(&report.cause, &sandbox.enforcement().limits);
     Ok(ExecView { denials: limit.into_iter().collect(), ..report.into() })
 }

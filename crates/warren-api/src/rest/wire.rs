@@ -411,6 +411,17 @@ pub struct ExecBody {
     pub timeout_ms: Option<u64>,
 }
 
+/// A command to run in a sandbox of its own.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RunBody {
+    /// The command.
+    pub command: ExecBody,
+    /// What the sandbox shall be. A warm one is taken where one fits.
+    #[serde(default)]
+    pub sandbox: CreateSandboxBody,
+}
+
 /// Returns what a command is to read, which is given in one of two ways.
 pub(super) fn stdin(
     text: Option<String>,

@@ -62,6 +62,7 @@ fn named() -> Vec<(&'static str, &'static str, Value)> {
         ("POST", "/v1/sandboxes/{sandbox}/shells/{name}/interrupt", none()),
         ("POST", "/v1/sandboxes", json!({ "select": { "preferred_id": "{sandbox}" } })),
         ("POST", "/v1/sandboxes", json!({ "template": "{sandbox}" })),
+        ("POST", "/v1/run", json!({ "command": echo(), "sandbox": { "template": "{sandbox}" } })),
         ("GET", "/v1/templates/{name}", none()),
         ("DELETE", "/v1/templates/{name}", none()),
         ("PUT", "/v1/templates/{name}/tags/{tag}", none()),

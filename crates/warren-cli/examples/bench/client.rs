@@ -62,6 +62,15 @@ impl Client {
         }
     }
 
+    /// Runs a command in a sandbox of its own, by one request.
+    pub(crate) fn run(&mut self, program: &str) -> Result<()> {
+        let answer = self.ask("POST", "/v1/run", &json!({ "command": { "program": program } }))?;
+        match answer["exit_code"].as_i64() {
+            Some(0) => Ok(()),
+            _ => bail!("the command failed: {answer}"),
+        }
+    }
+
     /// Has a sandbox made that may write any amount.
     pub(crate) fn create_chatty(&mut self) -> Result<String> {
         let body =

@@ -45,6 +45,8 @@ pub(crate) fn make(name: &str, plan: &Plan) -> Result<Contender> {
         "daemon, exec by unix socket" => daemon_exec(Client::unix(&plan.socket)?),
         "daemon, exec by TCP" => daemon_exec(Client::tcp(&plan.address, &plan.key)?),
         "daemon, pool claim and exec" => pool(&plan.pool_socket),
+        "daemon, cold, one request" => one_request(&plan.socket),
+        "daemon, pool, one request" => pool_one_request(&plan.pool_socket),
         _ => bail!("there is no path `{name}`"),
     }
 }
@@ -172,6 +174,28 @@ fn pool(socket: &str) -> Result<Contender> {
         series.note("", all);
         client.destroy(&held.sandbox)?;
         // Filling it again is not to fall on whoever comes next.
+        await_pool(&mut client, POOL)
+    }))
+}
+
+/// The end of the sandbox is not the caller's to wait for; whoever comes next pays for it.
+fn one_request(socket: &str) -> Result<Contender> {
+    let mut client = Client::unix(socket)?;
+    Ok(Box::new(move |series| {
+        let began = Instant::now();
+        client.run(TRUE)?;
+        series.note("", began);
+        Ok(())
+    }))
+}
+
+fn pool_one_request(socket: &str) -> Result<Contender> {
+    let mut client = Client::unix(socket)?;
+    Ok(Box::new(move |series| {
+        await_pool(&mut client, 2)?;
+        let began = Instant::now();
+        client.run(TRUE)?;
+        series.note("", began);
         await_pool(&mut client, POOL)
     }))
 }
