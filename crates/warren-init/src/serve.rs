@@ -444,7 +444,9 @@ impl Init<'_> {
     /// Has the process of the next command made a moment after the last one ended, unless the sandbox
     /// will not see another.
     fn prepare_soon(&mut self) {
-        let wanted = self.work.is_some() && self.plan.lifetime == Lifetime::Detached;
+        // One that is the commands' equal could be stopped by them, and the next command with it.
+        let is_apart = self.work.as_ref().is_some_and(|work| work.owner != WORKLOAD_ID);
+        let wanted = is_apart && self.plan.lifetime == Lifetime::Detached;
         self.prepare_at = wanted.then(|| Instant::now() + PREPARE_AFTER);
     }
 
