@@ -16,8 +16,10 @@ fuzz_target!(|data: &[u8]| {
         }
         2 => {
             if let Ok(reference) = text.parse::<Reference>() {
+                // A tag beside a digest means nothing, and is not shown.
                 let again = reference.to_string().parse::<Reference>();
-                assert_eq!(again.expect("a name is a name"), reference);
+                let again = again.expect("a name is a name");
+                assert_eq!(again.to_string(), reference.to_string());
             }
         }
         _ => drop(text.parse::<Source>()),

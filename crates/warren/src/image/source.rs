@@ -198,6 +198,8 @@ mod tests {
         }
         let pinned: Reference = format!("ghcr.io/o/n:1@{DIGEST}").parse().unwrap();
         assert_eq!((pinned.selector(), pinned.host()), (DIGEST, "ghcr.io"));
+        // Found by fuzzing: the tag means nothing then, and is not shown.
+        assert_eq!(pinned.to_string(), format!("ghcr.io/o/n@{DIGEST}"));
         assert_eq!("x".parse::<Reference>().unwrap().host(), "registry-1.docker.io");
         for (text, path, name) in [
             ("/srv/root", "/srv/root", None),

@@ -534,6 +534,11 @@ pub(crate) fn fuzz(data: &[u8]) {
         }
     }
 
+    // A body that does not come has its time, and time is a runtime's. All of these are here at once.
+    static CLOCK: std::sync::LazyLock<tokio::runtime::Runtime> = std::sync::LazyLock::new(|| {
+        tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime")
+    });
+    let _entered = CLOCK.enter();
     let Some((kind, bytes)) = data.split_first() else { return };
     let codec = if kind & 1 == 0 { Codec::Json } else { Codec::Proto };
     let shape = if kind & 2 == 0 { Shape::Unary(codec) } else { Shape::Stream(codec) };
