@@ -4,9 +4,10 @@ use std::fs::{DirBuilder, File, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
@@ -36,6 +37,9 @@ use crate::socket::Socket;
 
 /// How long requests that still run are waited for.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the lock of a daemon that was killed may outlive it: a child that it was starting, a container runtime for one, shares the
+/// lock until it executes its program, and a busy machine takes its time.
+const LAST_CHILD: Duration = Duration::from_secs(2);
 
 /// Serves until it is told to end.
 pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Failure> {
@@ -314,13 +318,19 @@ fn lock(state_dir: &Path) -> Result<File, Failure> {
         .mode(0o600)
         .open(state_dir.join("daemon.lock"))
         .map_err(failed)?;
-    rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|error| {
-        if error == rustix::io::Errno::WOULDBLOCK {
-            let message = format!("another daemon uses {}", state_dir.display());
-            return Failure::fatal("state", message)
-                .with_hint("end that one, or use another directory: --state-dir DIR");
+    let began = Instant::now();
+    loop {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(Errno::WOULDBLOCK) if began.elapsed() < LAST_CHILD => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(Errno::WOULDBLOCK) => {
+                let message = format!("another daemon uses {}", state_dir.display());
+                return Err(Failure::fatal("state", message)
+                    .with_hint("end that one, or use another directory: --state-dir DIR"));
+            }
+            Err(error) => return Err(failed(error.into())),
         }
-        failed(error.into())
-    })?;
-    Ok(file)
+    }
 }

@@ -4,6 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -37,6 +38,23 @@ fn the_socket_is_its_owners_and_goes_with_the_daemon() {
     let (code, daemon) = daemon.end("TERM");
     assert_eq!(code, Some(0), "{}", daemon.log());
     assert!(!socket.exists());
+}
+
+#[test]
+fn the_lock_of_a_killed_daemon_may_outlive_it_for_a_moment() {
+    let place = Daemon::start().kill().into_place();
+    let lock = std::fs::File::open(place.path("state/daemon.lock")).unwrap();
+    lock.lock_shared().unwrap();
+    let refused = place.run(&["serve"]);
+    assert!(refused.stderr.contains("another daemon uses"), "control: it is locked: {refused:?}");
+    // As a child has it that was being started, and has not executed its program yet.
+    let child = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        drop(lock);
+    });
+    let (code, daemon) = Daemon::start_in(place, &[]).end("TERM");
+    assert_eq!(code, Some(0), "{}", daemon.log());
+    child.join().unwrap();
 }
 
 #[test]
