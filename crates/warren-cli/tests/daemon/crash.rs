@@ -280,7 +280,7 @@ fn d1_a_daemon_killed_at_any_moment_loses_nothing_and_leaves_nothing() {
             undertaker.spare.store(daemon.id(), Ordering::SeqCst);
             let (code, daemon) = daemon.end("TERM");
             assert_eq!(code, Some(0), "{}", daemon.log());
-            host.assert_restored(&directories, PATIENCE);
+            host.assert_restored(&directories, None, PATIENCE);
         }));
         undertaker.done.store(true, Ordering::SeqCst);
         if let Err(panic) = result {

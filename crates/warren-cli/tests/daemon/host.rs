@@ -3,16 +3,20 @@
 //! Others may make sandboxes on the same host meanwhile, so what is new is looked at closely: a
 //! process is ours if it descends from this one, which takes in the orphans of its daemons; a
 //! control group is left behind if one of our processes is in it, or nobody; a namespace, if one of
-//! our processes or a mount holds it. Mounts and directories must be as they were.
+//! our processes or a mount holds it. Mounts and directories must be as they were. Where others are at work beside
+//! us, only what bears the [`Names`] of our own sandboxes counts.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test may panic as the test may")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, waitpid};
 
 /// A process, as the host knows it.
@@ -116,6 +120,55 @@ impl Undertaker {
     }
 }
 
+/// What can be left of a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    Process,
+    Group,
+    Mount,
+    Directory,
+    Namespace,
+}
+
+/// The names of every sandbox that daemons made in a place: told by the kernel as each gets its directory, which is
+/// made before anything else of it is.
+pub(crate) struct Names {
+    watch: OwnedFd,
+    /// Those of sandboxes, and of the place itself.
+    seen: BTreeSet<String>,
+}
+
+impl Names {
+    /// Watches the directories in which sandboxes of a place get their own.
+    pub(crate) fn of(place: &Path, homes: &[PathBuf]) -> Self {
+        let watch = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).unwrap();
+        for home in homes {
+            inotify::add_watch(&watch, home, WatchFlags::CREATE | WatchFlags::ONLYDIR).unwrap();
+        }
+        Self { watch, seen: [place.to_str().unwrap().to_owned()].into() }
+    }
+
+    /// Takes in what is new. The kernel keeps some thousand names, so this is to be done now and then.
+    pub(crate) fn note(&mut self) {
+        let mut buffer = [const { MaybeUninit::uninit() }; 4096];
+        let mut reader = inotify::Reader::new(&self.watch, &mut buffer);
+        while let Ok(event) = reader.next() {
+            let lost = event.events().contains(ReadFlags::QUEUE_OVERFLOW);
+            assert!(!lost, "control: every name was seen");
+            self.seen.extend(event.file_name().map(|name| name.to_str().unwrap().to_owned()));
+        }
+    }
+
+    /// Returns how many sandboxes there were.
+    pub(crate) fn count(&self) -> usize {
+        self.seen.len() - 1
+    }
+
+    fn are_in(&self, text: &str) -> bool {
+        self.seen.iter().any(|name| text.contains(name.as_str()))
+    }
+}
+
 /// What there is of mounts, control groups and directories.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Host {
@@ -145,9 +198,10 @@ impl Host {
     }
 
     /// Returns what was not there before and is ours, or nobody's.
-    fn left_since(&self, before: &Self) -> Vec<String> {
+    fn left_since(&self, before: &Self) -> Vec<(Kind, String)> {
         let ours = descendants();
-        let mut left: Vec<_> = ours.values().map(|process| format!("{process:?}")).collect();
+        let mut left: Vec<_> =
+            ours.values().map(|process| (Kind::Process, format!("{process:?}"))).collect();
         for group in self.groups.difference(&before.groups) {
             let members = fs::read_to_string(group.join("cgroup.procs"));
             // One that is gone by now is not left.
@@ -160,24 +214,42 @@ impl Host {
                 .any(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
             let is_nobodys = members.peek().is_none() && !parent_of_some;
             if is_nobodys || members.any(|pid| ours.contains_key(&pid)) {
-                left.push(format!("control group {}", group.display()));
+                left.push((Kind::Group, group.display().to_string()));
             }
         }
         // A mounted namespace is a line of these, too.
         let mounts = self.mounts.symmetric_difference(&before.mounts);
-        left.extend(mounts.map(|mount| format!("mount {mount}")));
+        left.extend(mounts.map(|mount| (Kind::Mount, mount.clone())));
         let directories = self.directories.symmetric_difference(&before.directories);
-        left.extend(directories.map(|path| format!("directory {}", path.display())));
-        left.extend(ours.keys().flat_map(|pid| namespaces(*pid)));
+        left.extend(directories.map(|path| (Kind::Directory, path.display().to_string())));
+        let held = ours.keys().flat_map(|pid| namespaces(*pid));
+        left.extend(held.map(|name| (Kind::Namespace, name)));
+        left
+    }
+
+    /// Returns what there is now that was not there before. With names, only what bears one of them: others may be at
+    /// work on this host. Processes, and with them namespaces, are known by whose children they are.
+    pub(crate) fn left(&self, directories: &[&Path], names: Option<&Names>) -> Vec<(Kind, String)> {
+        let mut left = Self::look(directories).left_since(self);
+        if let Some(names) = names {
+            left.retain(|(kind, text)| {
+                matches!(kind, Kind::Process | Kind::Namespace) || names.are_in(text)
+            });
+        }
         left
     }
 
     /// Waits until there is nothing that was not there before: what is dead takes its time to go.
     #[track_caller]
-    pub(crate) fn assert_restored(&self, directories: &[&Path], patience: Duration) {
+    pub(crate) fn assert_restored(
+        &self,
+        directories: &[&Path],
+        names: Option<&Names>,
+        patience: Duration,
+    ) {
         let deadline = Instant::now() + patience;
         loop {
-            let left = Self::look(directories).left_since(self);
+            let left = self.left(directories, names);
             if left.is_empty() {
                 return;
             }

@@ -1,5 +1,6 @@
 //! A daemon of one's own, with a backend that has no kernel in it.
 
+use std::io::ErrorKind;
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -23,6 +24,8 @@ pub(crate) struct Place {
     backend: &'static str,
     /// More settings, as they are in the environment.
     settings: &'static [(&'static str, &'static str)],
+    /// The binary, if it is not the one that was built with the tests.
+    program: Option<PathBuf>,
 }
 
 /// What a run of the binary gave.
@@ -47,7 +50,12 @@ impl Place {
         settings: &'static [(&'static str, &'static str)],
     ) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
-        Self { directory: directory.into(), backend, settings }
+        Self { directory: directory.into(), backend, settings, program: None }
+    }
+
+    /// Has another build of the binary be the daemon.
+    pub(crate) fn with_program(self, program: Option<PathBuf>) -> Self {
+        Self { program, ..self }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -56,7 +64,8 @@ impl Place {
 
     /// Makes a command for the binary that finds everything here.
     pub(crate) fn warren(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_warren"));
+        let built = || env!("CARGO_BIN_EXE_warren").into();
+        let mut command = Command::new(self.program.clone().unwrap_or_else(built));
         command
             .args(args)
             .env_clear()
@@ -106,9 +115,14 @@ impl Daemon {
     /// Waits for what it tells the service manager next.
     pub(crate) fn notice(&self) -> String {
         let mut buffer = [0; 64];
-        let length = self.notices.recv(&mut buffer).unwrap_or_else(|error| {
-            panic!("no word ({error}): {}", self.log());
-        });
+        let length = loop {
+            match self.notices.recv(&mut buffer) {
+                // Whoever was frozen for a while is told so like this.
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => panic!("no word ({error}): {}", self.log()),
+                Ok(length) => break length,
+            }
+        };
         String::from_utf8_lossy(&buffer[..length]).into_owned()
     }
 
@@ -175,7 +189,7 @@ impl Drop for Daemon {
             let _ = child.wait();
         }
         // What it kept is made to stay, what is warm too: the last one takes it all along.
-        if self.place.backend == "linux" {
+        if !matches!(self.place.backend, "fake" | "host") {
             stop_all(&self.place);
         }
     }
