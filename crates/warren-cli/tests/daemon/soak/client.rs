@@ -184,12 +184,18 @@ impl Client<'_> {
                 self.note(on, |done| &done.kept);
             }
         }
-        // Until it is so: nothing else would remove it.
-        while self.ask(on, "DELETE", &path, None).is_none() {
-            if ask(&self.place, "GET", &path, None).is_some_and(|(status, _)| status == 404) {
-                break;
+        self.forget(on, &path);
+    }
+
+    /// Removes a snapshot: nothing else would. A daemon may do so and die before it has said it.
+    fn forget(&self, on: &Backend, path: &str) {
+        for asked_before in std::iter::once(false).chain(std::iter::repeat(true)) {
+            match ask(&self.place, "DELETE", path, None) {
+                None => std::thread::sleep(Duration::from_millis(20)),
+                Some((204, _)) => return,
+                Some((404, _)) if asked_before => return,
+                Some((status, answer)) => panic!("{}: {path}: {status} {answer}", on.name),
             }
-            std::thread::sleep(Duration::from_millis(20));
         }
     }
 
