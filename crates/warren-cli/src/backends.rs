@@ -15,19 +15,20 @@ use warren::{
 use crate::failure::Failure;
 
 /// What users may name, the cheapest first. `fake` runs nothing, and is there for tests.
-pub(crate) const NAMES: [&str; 6] = ["landlock", "linux", "oci-crun", "oci-runc", "host", "fake"];
+pub(crate) const NAMES: [&str; 7] =
+    ["landlock", "linux", "oci-crun", "oci-runc", "oci-runsc", "host", "fake"];
 
 /// Those that wall anything off and can run one command without a daemon, the cheapest first.
-const LADDER: [(&str, IsolationLevel); 4] = [
+const LADDER: [(&str, IsolationLevel); 5] = [
     ("landlock", IsolationLevel::Process),
     ("linux", IsolationLevel::Namespace),
     ("oci-crun", IsolationLevel::Container),
     ("oci-runc", IsolationLevel::Container),
+    ("oci-runsc", IsolationLevel::Kernel),
 ];
 
 /// What people are told who wrote another name.
-pub(crate) const HINT: &str =
-    "the backends are landlock, linux, oci-crun, oci-runc, and host, which isolates nothing";
+pub(crate) const HINT: &str = "the backends are landlock, linux, oci-crun, oci-runc, oci-runsc, and host, which isolates nothing";
 
 /// Makes a backend that keeps its state below a directory, if it is given one.
 ///
@@ -123,7 +124,6 @@ mod tests {
         assert_eq!(pick(Some(IsolationLevel::Process), &[]), Ok("landlock"));
         assert_eq!(pick(Some(IsolationLevel::Process), &[Guarantee::Process]), Ok("linux"));
         assert_eq!(pick(Some(IsolationLevel::Process), &[Guarantee::Limits]), Ok("linux"));
-        let none = pick(Some(IsolationLevel::Kernel), &[]).unwrap_err();
-        assert!(format!("{none:?}").contains("(it has namespace)"), "{none:?}");
+        assert_eq!(pick(Some(IsolationLevel::Kernel), &Guarantee::ALL), Ok("oci-runsc"));
     }
 }

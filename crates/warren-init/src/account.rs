@@ -4,6 +4,7 @@
 //! knows its whole tree, however it forks. Elsewhere commands carry a mark that every descendant
 //! inherits and may not change, and init finds them by it.
 
+use std::collections::BTreeSet;
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -27,9 +28,60 @@ pub(crate) struct Work {
     pub(crate) next: u64,
     /// The group of the next command, made when there was nothing else to do.
     pub(crate) spare: Option<Leaf>,
+    /// On a kernel of its own, whose groups are v1: the one that all commands are in together.
+    common: Option<Common>,
+}
+
+/// The group that all commands are in on a kernel of its own, where groups do not count what is below them.
+#[derive(Debug)]
+pub(crate) struct Common {
+    processes: OwnedFd,
+    current: OwnedFd,
+    most: Option<u64>,
+}
+
+impl Common {
+    /// Takes a v1 group of the controller `pids`, and has it hold so many.
+    pub(crate) fn new(group: &OwnedFd, most: Option<u64>) -> io::Result<Self> {
+        if let Some(most) = most {
+            write(group.as_fd(), "pids.max", &most.to_string())?;
+        }
+        let processes = open(group.as_fd(), "cgroup.procs", OFlags::WRONLY)?;
+        let current = open(group.as_fd(), "pids.current", OFlags::RDONLY)?;
+        Ok(Self { processes, current, most })
+    }
+
+    /// Reports whether there can be no other process, or could not be before one ended just now.
+    fn is_full(&self) -> bool {
+        let current = read_all(&self.current).ok().and_then(|text| text.trim().parse::<u64>().ok());
+        self.most.zip(current).is_some_and(|(most, current)| current + 1 >= most)
+    }
 }
 
 impl Work {
+    /// Takes init's own v2 group.
+    pub(crate) fn new(group: OwnedFd, owner: u32, on_parents_death: Option<Signal>) -> Self {
+        Self { group, owner, on_parents_death, next: 1, spare: None, common: None }
+    }
+
+    /// Takes a v1 group of a kernel of its own, in which processor time is counted, and the one for all.
+    pub(crate) fn on_own_kernel(group: OwnedFd, common: Common) -> Self {
+        let (owner, on_parents_death) = (crate::plan::WORKLOAD_ID, None);
+        Self { group, owner, on_parents_death, next: 1, spare: None, common: Some(common) }
+    }
+
+    /// Reports whether no other process can be started, as far as init is the one to know.
+    pub(crate) fn is_full(&self) -> bool {
+        self.common.as_ref().is_some_and(Common::is_full)
+    }
+
+    /// Returns what a command writes to so as to join its group, if it cannot be born there.
+    pub(crate) fn doors(&self, leaf: &Leaf) -> io::Result<Vec<OwnedFd>> {
+        let Some(common) = &self.common else { return Ok(Vec::new()) };
+        let own = open(leaf.group.as_fd(), "cgroup.procs", OFlags::WRONLY)?;
+        Ok(vec![common.processes.try_clone()?, own])
+    }
+
     /// Returns a group for one command.
     pub(crate) fn new_leaf(&mut self) -> io::Result<Leaf> {
         self.spare.take().map_or_else(|| self.make_leaf(), Ok)
@@ -44,13 +96,16 @@ impl Work {
     }
 
     fn make_leaf(&mut self) -> io::Result<Leaf> {
-        let name = format!("x{}", self.next);
+        let (name, kind) = match &self.common {
+            None => (format!("x{}", self.next), LeafKind::V2),
+            Some(_) => (format!("x{}", self.next), LeafKind::OwnKernel { number: self.next }),
+        };
         self.next += 1;
         let group = self.as_owner(|group| {
             rustix::fs::mkdirat(group, name.as_str(), Mode::from_raw_mode(0o755))?;
             open(group, &name, OFlags::RDONLY | OFlags::DIRECTORY)
         })?;
-        Ok(Leaf { name, group })
+        Ok(Leaf { name, group, kind })
     }
 
     /// Removes the group of a command; `false` if something still runs in it.
@@ -66,6 +121,10 @@ impl Work {
         &self,
         action: impl FnOnce(BorrowedFd<'_>) -> io::Result<T>,
     ) -> io::Result<T> {
+        if self.common.is_some() {
+            // Which knows no such identity; the groups are those of who init is.
+            return action(self.group.as_fd());
+        }
         let before = cred::check_files_as(self.owner);
         let result = action(self.group.as_fd());
         cred::check_files_as(before);
@@ -89,6 +148,10 @@ pub(crate) fn freeze_all<'a>(
     work: &Work,
     frozen: bool,
 ) -> io::Result<()> {
+    if work.common.is_some() {
+        // The runtime stops that kernel whole.
+        return Ok(());
+    }
     let leaves = leaves.into_iter();
     let value = if frozen { "1" } else { "0" };
     work.as_owner(|_| {
@@ -103,17 +166,77 @@ pub(crate) fn freeze_all<'a>(
 pub(crate) struct Leaf {
     name: String,
     pub(crate) group: OwnedFd,
+    kind: LeafKind,
 }
 
+/// What the group of a command is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LeafKind {
+    V2,
+    /// Of v1, which neither ends nor freezes what is in it.
+    OwnKernel {
+        number: u64,
+    },
+}
+
+/// How often a group is looked at for processes that came since it was looked at before.
+const ROUNDS: u32 = 1_000;
+
 impl Leaf {
+    /// Returns what its processes are told by in `/proc`, if they are.
+    pub(crate) fn mark(&self) -> Option<u64> {
+        match self.kind {
+            LeafKind::V2 => None,
+            LeafKind::OwnKernel { number } => Some(number),
+        }
+    }
+
+    /// Lists who is in it.
+    fn listed(&self) -> io::Result<Vec<i32>> {
+        let text = read_whole(&open(self.group.as_fd(), "cgroup.procs", OFlags::RDONLY)?)?;
+        Ok(text.lines().filter_map(|pid| pid.parse().ok()).filter(|pid| *pid > 1).collect())
+    }
+
+    /// Sends a signal to everybody in it but `spared`, and to those who came meanwhile, each once.
+    fn signal_each(&self, signal: Signal, spared: Option<i32>) -> io::Result<()> {
+        let mut known = BTreeSet::new();
+        for _ in 0..ROUNDS {
+            let listed = self.listed()?.into_iter();
+            let new: Vec<i32> = listed.filter(|pid| known.insert(*pid)).collect();
+            if new.is_empty() {
+                break;
+            }
+            for pid in new.into_iter().filter(|pid| Some(*pid) != spared) {
+                let _ = process::signal_raw(pid, signal.as_raw());
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends everybody in it but `spared`, by signals: all are stopped first, so that none forks on.
+    fn end_each(&self, spared: Option<i32>) -> io::Result<()> {
+        self.signal_each(Signal::STOP, None)?;
+        self.signal_each(Signal::KILL, spared)?;
+        match spared {
+            Some(pid) => process::signal_raw(pid, Signal::CONT.as_raw()),
+            None => Ok(()),
+        }
+    }
+
     /// Ends everything in the group at one moment. See cgroup.kill, Linux 5.14.
     pub(crate) fn kill(&self, work: &Work) -> io::Result<()> {
+        if self.mark().is_some() {
+            return self.end_each(None);
+        }
         work.as_owner(|_| write(self.group.as_fd(), "cgroup.kill", "1"))
     }
 
     /// Ends everything in the group but `spared`, which is frozen meanwhile like the others: none may
     /// fork between being listed and being killed.
     pub(crate) fn kill_but(&self, work: &Work, spared: i32, stay_frozen: bool) -> io::Result<()> {
+        if self.mark().is_some() {
+            return self.end_each(Some(spared));
+        }
         self.freeze(work, true)?;
         let procs = work.as_owner(|_| open(self.group.as_fd(), "cgroup.procs", OFlags::RDONLY));
         let listed = procs.and_then(|procs| read_whole(&procs));
@@ -157,6 +280,9 @@ impl Leaf {
 
     /// Reports whether nothing runs in the group.
     pub(crate) fn is_empty(&self) -> bool {
+        if self.mark().is_some() {
+            return self.listed().is_ok_and(|listed| listed.is_empty());
+        }
         let events = open(self.group.as_fd(), "cgroup.events", OFlags::RDONLY);
         let text = events.and_then(|events| read_all(&events)).unwrap_or_default();
         cgroup::field(&text, "populated") != Some(1)
@@ -164,6 +290,10 @@ impl Leaf {
 
     /// Time on a CPU of everything that ever ran in the group.
     pub(crate) fn cpu(&self) -> Option<Duration> {
+        if self.mark().is_some() {
+            let file = open(self.group.as_fd(), "cpuacct.usage", OFlags::RDONLY).ok()?;
+            return read_all(&file).ok()?.trim().parse().ok().map(Duration::from_nanos);
+        }
         let file = open(self.group.as_fd(), "cpu.stat", OFlags::RDONLY).ok()?;
         cgroup::field(&read_all(&file).ok()?, "usage_usec").map(Duration::from_micros)
     }
@@ -217,17 +347,32 @@ pub(crate) struct Census {
     proc: OwnedFd,
     /// What the marks of the sandbox begin with, where other processes are seen too.
     nonce: Option<u64>,
+    marked_by: MarkedBy,
+}
+
+/// What the mark of a process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum MarkedBy {
+    /// A limit, [`process::MARK`].
+    Limit,
+    /// The number of its control group.
+    Group,
 }
 
 impl Census {
     /// Takes a procfs that is mounted nowhere.
     pub(crate) fn of(proc: OwnedFd) -> Self {
-        Self { proc, nonce: None }
+        Self { proc, nonce: None, marked_by: MarkedBy::Limit }
+    }
+
+    /// Likewise, of a kernel in which commands are told by their groups.
+    pub(crate) fn of_grouped(proc: OwnedFd) -> Self {
+        Self { proc, nonce: None, marked_by: MarkedBy::Group }
     }
 
     /// Takes the procfs of the host, in which those of the sandbox are told by their marks.
     pub(crate) fn of_marked(proc: OwnedFd, nonce: u64) -> Self {
-        Self { proc, nonce: Some(nonce) }
+        Self { proc, nonce: Some(nonce), marked_by: MarkedBy::Limit }
     }
 
     /// Returns its root, to be granted by Landlock.
@@ -257,8 +402,13 @@ impl Census {
         is_ours.then_some(Seen { pid, mark, cpu, resident })
     }
 
-    /// Reads the mark of a process, [`process::MARK`].
+    /// Reads the mark of a process.
     pub(crate) fn mark_of(&self, pid: i32) -> Option<u64> {
+        if self.marked_by == MarkedBy::Group {
+            let groups = self.read(pid, "cgroup")?;
+            let own = groups.lines().find_map(|line| line.split_once(":cpuacct:"))?.1;
+            return own.rsplit_once("/x")?.1.parse().ok();
+        }
         let limits = self.read(pid, "limits")?;
         let line = limits.lines().find_map(|line| line.strip_prefix("Max file locks"))?;
         line.split_whitespace().nth(1)?.parse().ok()

@@ -22,10 +22,11 @@ use crate::account::{Census, Meter};
 use crate::launcher::step;
 use crate::plan::{
     self, Entry, EntryKind, INIT_ID, Identity, Lifetime, OWN_PROC, Owner, Owners, Plan, TMP, UPPER,
-    Users, WORKLOAD_ID,
+    Users, WORKLOAD_ID, Walls,
 };
 use crate::protocol::{self, Failure, Proof, Report, tried};
-use crate::serve;
+use crate::sentry;
+use crate::serve::{self, Kept};
 
 /// What one who is put into a container is told; carries the control socket, the scratch and what
 /// else is named.
@@ -50,6 +51,9 @@ pub(crate) fn become_contained() -> ! {
     let Ok(Some((begin, fds))) = protocol::receive_trusted::<Begin>(&line) else {
         process::exit_now(1)
     };
+    if begin.plan.walls == Walls::OwnKernel {
+        sentry::go_on(begin, line, fds);
+    }
     // Its number is that of a standard stream, which is replaced below.
     std::mem::forget(line);
     let Begin { plan, shifted, work, lock, listener } = begin;
@@ -67,7 +71,8 @@ pub(crate) fn become_contained() -> ! {
     match ready {
         Ok((proof, meter, census)) => {
             let _ = protocol::send(&control, &Report::Ready(proof), &[]);
-            serve::serve(&plan, &control, inherited, scratch, meter, census)
+            let kept = Kept { scratch: Some(scratch), meter, census, own: None };
+            serve::serve(&plan, &control, inherited, kept)
         }
         Err(failure) => {
             let _ = protocol::send(&control, &Report::Failed(failure), &[]);
@@ -87,7 +92,7 @@ fn settle_in(
     let meter = step("open", "/proc/self/io", Meter::open())?;
     step("leave the groups of", "the runtime", cred::leave_groups())?;
     step("bring up", "lo", net::loopback_up())?;
-    let census = step("open", OWN_PROC, take_census())?;
+    let census = step("open", OWN_PROC, take_census(Census::of))?;
     let way_out = net::find_way_out().err().and_then(|error| error.raw_os_error());
     hide_boot_id(plan)?;
     step("clear", "/dev", forget_masks(plan, scratch.as_fd()))?;
@@ -102,11 +107,11 @@ fn settle_in(
 }
 
 /// Takes hold of the view of `/proc` that the runtime mounted for init alone, and of its name.
-fn take_census() -> io::Result<Census> {
+pub(crate) fn take_census(census: fn(OwnedFd) -> Census) -> io::Result<Census> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let proc = rustix::fs::open(OWN_PROC, flags, Mode::empty())?;
     mount::detach(OWN_PROC)?;
-    Ok(Census::of(proc))
+    Ok(census(proc))
 }
 
 /// What the launcher says when the child may begin; carries the mounts it prepared, and what the child
@@ -167,7 +172,8 @@ pub(crate) fn become_init(
     match ready {
         Ok((proof, meter, census, scratch)) => {
             let _ = protocol::send(control, &Report::Ready(proof), &[]);
-            serve::serve(plan, control, inherited, scratch, meter, census)
+            let kept = Kept { scratch: Some(scratch), meter, census, own: None };
+            serve::serve(plan, control, inherited, kept)
         }
         Err(failure) => {
             let _ = protocol::send(control, &Report::Failed(failure), &[]);
@@ -726,18 +732,21 @@ fn quiet_streams() -> io::Result<()> {
     Ok(())
 }
 
-/// Lowers what no sandbox needs much of.
+/// What no sandbox needs much of.
+pub(crate) const LOWERED: [(Resource, u64); 5] = [
+    // Not 0: a core that the host pipes to a program of its own, as root, is bounded by nothing
+    // but this value, at which the kernel gives up. A file that short is not written. See core(5).
+    (Resource::Core, 1),
+    (Resource::Rtprio, 0),
+    (Resource::Nice, 0),
+    (Resource::Memlock, 8 << 20),
+    // A plain user's sandboxes queue signals on the user's own account: leave most of it.
+    (Resource::Sigpending, 16 << 10),
+];
+
+/// Lowers it.
 pub(crate) fn lower_limits() -> Result<(), Failure> {
-    for (resource, value) in [
-        // Not 0: a core that the host pipes to a program of its own, as root, is bounded by nothing
-        // but this value, at which the kernel gives up. A file that short is not written. See core(5).
-        (Resource::Core, 1),
-        (Resource::Rtprio, 0),
-        (Resource::Nice, 0),
-        (Resource::Memlock, 8 << 20),
-        // A plain user's sandboxes queue signals on the user's own account: leave most of it.
-        (Resource::Sigpending, 16 << 10),
-    ] {
+    for (resource, value) in LOWERED {
         step("limit", "the sandbox", lower_limit(resource, value))?;
     }
     Ok(())
@@ -792,7 +801,7 @@ fn lock_down(plan: &Plan, work: Option<&OwnedFd>, census: &Census) -> Result<(),
 }
 
 /// Lowers a limit to `value` if it is higher.
-fn lower_limit(resource: Resource, value: u64) -> io::Result<()> {
+pub(crate) fn lower_limit(resource: Resource, value: u64) -> io::Result<()> {
     let now = rustix::process::getrlimit(resource);
     let value = now.maximum.unwrap_or(u64::MAX).min(value);
     process::limit(resource, value)
@@ -830,16 +839,7 @@ fn prove(plan: &Plan, outside: &OwnedFd) -> Result<u32, Failure> {
     // First in its namespace, and with a parent that is in another.
     let first = rustix::process::getpid() == rustix::process::Pid::INIT;
     holds("the process namespace", first && rustix::process::getppid().is_none())?;
-    let read_only = plan.mounts.iter().filter(|planned| !planned.writable);
-    // The kernel looks at the mount before it looks at any permission, so that this is its word. A
-    // file that is mounted says something else; the next may be a directory.
-    let tried = read_only
-        .map(|planned| {
-            let path = format!("{}/.warren", planned.target);
-            rustix::fs::mkdirat(CWD, path, Mode::empty()).err()
-        })
-        .find(|refused| *refused != Some(Errno::NOTDIR));
-    holds("the read-only mounts", tried.is_none_or(|refused| refused == Some(Errno::ROFS)))?;
+    let mounts = prove_read_only(plan)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = rustix::fs::openat(outside, c".", flags, Mode::empty());
     holds("Landlock", opened.err() == Some(Errno::ACCESS))?;
@@ -851,6 +851,20 @@ fn prove(plan: &Plan, outside: &OwnedFd) -> Result<u32, Failure> {
     // No right is needed for this call, so that only the filter can be what refuses it.
     let refused = keyring::ask().err().and_then(|error| error.raw_os_error());
     holds("the seccomp filter", refused == Some(Errno::PERM.raw_os_error()))?;
-    let mounts = if tried.is_some() { tried::MOUNTS } else { 0 };
     Ok(tried::PROCESSES | mounts | tried::LANDLOCK | tried::CAPABILITIES | tried::SECCOMP)
+}
+
+/// Tries to write to what the host shows, and says whether there was any.
+pub(crate) fn prove_read_only(plan: &Plan) -> Result<u32, Failure> {
+    let read_only = plan.mounts.iter().filter(|planned| !planned.writable);
+    // The kernel looks at the mount before it looks at any permission, so that this is its word. A
+    // file that is mounted says something else; the next may be a directory.
+    let tried = read_only
+        .map(|planned| {
+            let path = format!("{}/.warren", planned.target);
+            rustix::fs::mkdirat(CWD, path, Mode::empty()).err()
+        })
+        .find(|refused| *refused != Some(Errno::NOTDIR));
+    holds("the read-only mounts", tried.is_none_or(|refused| refused == Some(Errno::ROFS)))?;
+    Ok(if tried.is_some() { tried::MOUNTS } else { 0 })
 }

@@ -388,6 +388,24 @@ struct Unpacker<'a> {
 pub const BENEATH: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
 
+/// Opens what an archive names beneath a directory, following no link on the way.
+fn open_beneath(dir: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    match rustix::fs::openat2(dir, path, flags, Mode::empty(), BENEATH) {
+        // gVisor. What was cleaned has no `..` in it, so that one step at a time leads nowhere else.
+        Err(Errno::NOSYS) => {}
+        other => return other,
+    }
+    let (places, name) = halves(path);
+    let mut place = None;
+    for part in places.split(|byte| *byte == b'/').filter(|part| !part.is_empty()) {
+        let on_the_way = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let from = place.as_ref().map_or(dir, AsFd::as_fd);
+        place = Some(rustix::fs::openat(from, part, on_the_way, Mode::empty())?);
+    }
+    let from = place.as_ref().map_or(dir, AsFd::as_fd);
+    rustix::fs::openat(from, name, flags | OFlags::NOFOLLOW, Mode::empty())
+}
+
 /// Checks a path of an archive and returns it without what means nothing; empty for the top itself.
 pub fn clean(path: &[u8]) -> Result<Vec<u8>> {
     if path.len() > MAX_PATH {
@@ -458,9 +476,7 @@ impl Unpacker<'_> {
             return Ok(dir);
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let open = |dir: BorrowedFd<'_>, name: &[u8]| {
-            rustix::fs::openat2(dir, name, flags, Mode::empty(), BENEATH)
-        };
+        let open = |dir: BorrowedFd<'_>, name: &[u8]| open_beneath(dir, name, flags);
         let trap = |error| match error {
             Errno::LOOP | Errno::NOTDIR => refused(path, "a link or a file is on its way"),
             error => call(path, error),
@@ -490,7 +506,7 @@ impl Unpacker<'_> {
             Err(error) => return Err(call(path, error)),
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let made = rustix::fs::openat2(parent, name, flags, Mode::empty(), BENEATH);
+        let made = open_beneath(parent.as_fd(), name, flags);
         let made = made.map_err(|error| match error {
             Errno::LOOP | Errno::NOTDIR => refused(path, "something else is at its place"),
             error => call(path, error),
@@ -518,7 +534,7 @@ impl Unpacker<'_> {
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let dir = if dir.is_empty() { b"." } else { dir };
-        let dir = rustix::fs::openat2(self.target, dir, flags, Mode::empty(), BENEATH);
+        let dir = open_beneath(self.target, dir, flags);
         let dir = dir.map_err(|error| match error {
             Errno::LOOP | Errno::NOTDIR => refused(path, "a link is on the way to what it names"),
             error => call(path, error),
@@ -534,7 +550,7 @@ impl Unpacker<'_> {
     fn finish(&mut self) {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         for (path, mode) in self.shut.iter().rev() {
-            let place = rustix::fs::openat2(self.target, &path[..], flags, Mode::empty(), BENEATH);
+            let place = open_beneath(self.target, path, flags);
             if let Ok(place) = place {
                 let _ = rustix::fs::fchmod(place, Mode::from_raw_mode(*mode));
             }
@@ -663,7 +679,7 @@ fn pack_tree(
         path.extend_from_slice(name);
         let opened = |flags| {
             let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
-            rustix::fs::openat2(place, name, flags | OFlags::CLOEXEC, Mode::empty(), BENEATH).ok()
+            open_beneath(place, name, flags | OFlags::CLOEXEC).ok()
         };
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => {

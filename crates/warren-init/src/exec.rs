@@ -155,15 +155,22 @@ impl Starter {
         group: Option<(&Work, &Leaf)>,
         mark: u64,
     ) -> Result<Started, Refusal> {
-        let first = [(Step::NewSession, Stage::Prepare), planned.place_streams()].into_iter();
-        let common = self.common_steps(mark).map(|step| (step, Stage::Prepare));
+        let doors = group.map(|(work, leaf)| work.doors(leaf)).transpose();
+        let doors = doors.map_err(|error| (Stage::Fork, errno(&error)))?.unwrap_or_default();
+        // Who is told by its group needs no mark.
+        let joins = !doors.is_empty();
+        // First of all: there may be no room for another process.
+        let joined = doors.into_iter().map(|door| (Step::Join(door), Stage::Fork));
+        let first = [(Step::NewSession, Stage::Prepare), planned.place_streams()];
+        let common = self.common_steps((!joins).then_some(mark));
+        let common = common.map(|step| (step, Stage::Prepare));
         let Planned { program, streams, own, .. } = planned;
-        let (steps, stages) = first.chain(common).chain(own).unzip();
+        let (steps, stages) = joined.chain(first).chain(common).chain(own).unzip();
         let start = |cgroup| spawn::start(&self.proof, steps, program, &streams, cgroup);
         let starting = match group {
             // Whether a process may be born in a group is checked like a write to its files.
-            Some((work, leaf)) => work.as_owner(|_| start(Some(leaf.group.as_fd()))),
-            None => start(None),
+            Some((work, leaf)) if !joins => work.as_owner(|_| start(Some(leaf.group.as_fd()))),
+            Some(_) | None => start(None),
         };
         let starting = starting.map_err(|error| (Stage::Fork, errno(&error)))?;
         Ok(Started { starting, stages })
@@ -176,7 +183,8 @@ impl Starter {
             return None;
         }
         let leaf = work.new_leaf().ok()?;
-        let steps: Vec<_> = iter::once(Step::NewSession).chain(self.common_steps(mark)).collect();
+        let steps: Vec<_> =
+            iter::once(Step::NewSession).chain(self.common_steps(Some(mark))).collect();
         let stages = vec![Stage::Prepare; steps.len()];
         let made = work.as_owner(|_| spawn::prepare(&self.proof, steps, leaf.group.as_fd()));
         match made {
@@ -190,12 +198,12 @@ impl Starter {
     }
 
     /// Lists what every command's process does as soon as it has streams, or while it has none yet.
-    fn common_steps(&self, mark: u64) -> impl Iterator<Item = Step> {
+    fn common_steps(&self, mark: Option<u64>) -> impl Iterator<Item = Step> {
         let file_bytes = self.ruled.and_then(|ruled| ruled.file_bytes);
         // Nothing of init's may be open when a path is walked that the sandbox can have written: a
         // working directory of /proc/self/fd/N would lead there.
-        [Step::CloseOthers, Step::Limit(process::MARK, mark)]
-            .into_iter()
+        iter::once(Step::CloseOthers)
+            .chain(mark.map(|mark| Step::Limit(process::MARK, mark)))
             .chain(file_bytes.map(|bytes| Step::Limit(Resource::Fsize, bytes)))
             .chain((self.nice != 0).then_some(Step::Nice(self.nice)))
             .chain([Step::DefaultSignals])
@@ -307,7 +315,15 @@ pub(crate) fn open_terminal(rows: u16, columns: u16) -> io::Result<(OwnedFd, Own
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
     let outer = rustix::pty::openpt(flags)?;
     rustix::pty::unlockpt(&outer)?;
-    let inner = rustix::pty::ioctl_tiocgptpeer(&outer, flags)?;
+    let inner = match rustix::pty::ioctl_tiocgptpeer(&outer, flags) {
+        // gVisor, where nobody but init has made anything in `/dev`.
+        Err(Errno::NOTTY) => {
+            let name = rustix::pty::ptsname(&outer, Vec::new())?;
+            let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+            rustix::fs::open(name.as_c_str(), flags, Mode::empty())?
+        }
+        other => other?,
+    };
     resize(&outer, rows, columns)?;
     Ok((outer, inner))
 }

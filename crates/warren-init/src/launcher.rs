@@ -274,7 +274,7 @@ impl Launcher {
     /// Remembers a sandbox that ends with the library, and forgets those that are gone.
     fn attach(&mut self, plan: &Plan, pidfd: OwnedFd) {
         let directory = match &plan.walls {
-            Walls::Namespaces => None,
+            Walls::Namespaces | Walls::OwnKernel => None,
             Walls::Rules(rules) => Some(PathBuf::from(&rules.directory)),
         };
         let alone = plan.cgroups.v2.is_none() || directory.is_some();
@@ -345,7 +345,7 @@ impl Maker {
         let network = self.network && own;
         let cgroup = group.as_ref().map(AsFd::as_fd);
         let (namespaces, acts) = match plan.walls {
-            Walls::Namespaces => (Namespaces::SANDBOX, base.is_some()),
+            Walls::Namespaces | Walls::OwnKernel => (Namespaces::SANDBOX, base.is_some()),
             Walls::Rules(_) => (Namespaces::NONE, false),
         };
         // What the sandbox uses up of the kernel's quotas for each user is to be missing nowhere else.
@@ -361,7 +361,7 @@ impl Maker {
                 let lock = ids.map(|(file, _)| OwnedFd::from(file));
                 let inherited = Inherited { work: group, listener, lock, network, base };
                 match &plan.walls {
-                    Walls::Namespaces => {
+                    Walls::Namespaces | Walls::OwnKernel => {
                         apply::become_init(plan, control, &theirs, inherited, first())
                     }
                     Walls::Rules(rules) => {
@@ -529,7 +529,7 @@ fn reserve_range(first: u32) -> io::Result<(File, u32)> {
 /// it for PID 1 of a namespace, a warden does it itself.
 pub fn ends_by(walls: &Walls) -> Signal {
     match walls {
-        Walls::Namespaces => Signal::KILL,
+        Walls::Namespaces | Walls::OwnKernel => Signal::KILL,
         Walls::Rules(_) => Signal::TERM,
     }
 }

@@ -17,6 +17,7 @@ pub mod plan;
 mod port;
 pub mod probe;
 pub mod protocol;
+mod sentry;
 mod serve;
 pub mod stage;
 pub mod sudo;

@@ -138,8 +138,11 @@ impl Log {
             let _ = self.write_head();
             return Room::Full;
         }
-        if self.overflow == Overflow::Forget {
-            self.forget();
+        if self.overflow == Overflow::Forget && self.forget().is_err() {
+            // What cannot be given back is not taken: the disk is the host's.
+            self.head.cut = true;
+            let _ = self.write_head();
+            return Room::Full;
         }
         Room::Left
     }
@@ -167,10 +170,10 @@ impl Log {
     }
 
     /// Gives back the space of what is too old.
-    fn forget(&mut self) {
+    fn forget(&mut self) -> io::Result<()> {
         let kept = self.written - self.head.kept_from;
         if kept < self.limit.saturating_add(STEP.max(self.limit / 4)) {
-            return;
+            return Ok(());
         }
         let from = (self.written - self.limit) / 4096 * 4096;
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -178,9 +181,8 @@ impl Log {
         let start = DATA + self.head.kept_from;
         self.head.kept_from = from;
         // First said, then done: a reader never takes a hole for bytes.
-        if self.write_head().is_ok() {
-            let _ = fallocate(&self.file, flags, start, length);
-        }
+        self.write_head()?;
+        Ok(fallocate(&self.file, flags, start, length)?)
     }
 
     /// Notes how the exec ended.

@@ -58,6 +58,8 @@ pub enum Walls {
     Namespaces,
     /// Rules alone: it is made of processes of the host, and paths inside are those of the host.
     Rules(Rules),
+    /// A kernel of its own, which a container runtime brings along: gVisor.
+    OwnKernel,
 }
 
 /// The rules of a sandbox that has nothing else. Paths are those of the host.
@@ -192,6 +194,9 @@ pub const OWN_PLACE: &str = "/.warren";
 pub const OWN_PROGRAM: &str = "/.warren/init";
 /// Where a container has a view of `/proc` for init, until that has taken hold of it.
 pub const OWN_PROC: &str = "/.warren/proc";
+/// Where a container with a kernel of its own has that kernel's control groups, until init has taken hold
+/// of them: one for all commands, and one in which each has its own.
+pub const OWN_GROUPS: [&str; 2] = ["/.warren/pids", "/.warren/cpu"];
 /// Where root of the host finds what a container stands on, in the mounts of the one who guards it.
 pub const STAGE: &str = "/run/warren/stage";
 /// The directory of the stage that is the root of the container.
@@ -327,7 +332,8 @@ pub struct Cgroups {
 pub struct Bounds {
     /// Resident bytes of all commands together, looked at now and then.
     pub memory: Option<u64>,
-    /// Processes and threads, by RLIMIT_NPROC, which counts in the sandbox's user namespace.
+    /// Processes and threads, by RLIMIT_NPROC, which counts in the sandbox's user namespace; on a kernel of
+    /// its own by a control group there.
     pub processes: Option<u64>,
     /// How nice commands are to the rest of the host; 0 is the same as everybody.
     pub nice: i32,

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, Ipv4Addr, SocketAddrUnix, SocketAddrV4, SocketFlags, SocketType, sockopt,
 };
-use warren_sys::process::{self, End, Fork, Namespaces, SingleThreaded};
+use warren_sys::process::{self, End, SingleThreaded};
 use warren_sys::surface::{self, Guarded};
 use warren_sys::{fd, keyring};
 
@@ -46,8 +46,8 @@ pub fn main() -> ! {
 
 /// Answers on `reply` from a process with the rights of a command.
 pub(crate) fn run(starter: &Starter, reply: &OwnedFd, probe: &Probe) {
-    match process::fork(&starter.proof, Namespaces::NONE, None) {
-        Ok(Fork::Child) => {
+    match surface::fork_plainly(&starter.proof) {
+        Ok(None) => {
             let ready = fd::close_all_except(&[reply]).is_ok()
                 && exec::bound_files(probe.open_files).is_ok()
                 && starter.become_user(None).is_ok()
@@ -58,7 +58,7 @@ pub(crate) fn run(starter: &Starter, reply: &OwnedFd, probe: &Probe) {
             }
             process::exit_now(0)
         }
-        Ok(Fork::Parent { .. }) => {}
+        Ok(Some(_)) => {}
         // The asker sees its socket close without an answer.
         Err(_) => {}
     }

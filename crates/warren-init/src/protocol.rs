@@ -349,6 +349,8 @@ pub enum StoppedBy {
     Output,
     /// The one who started it.
     Client,
+    /// Nobody: it failed where no more processes could be started, as far as init can see.
+    Processes,
 }
 
 /// The answer to [`Request::Suspend`], [`Request::Resume`] and [`Request::Connect`]: an errno, 0 for

@@ -26,7 +26,7 @@ use crate::protocol::{
     StoppedBy, Streams, Used,
 };
 use crate::worker::Workers;
-use crate::{port, probe};
+use crate::{port, probe, sentry};
 
 /// How often memory is looked at where no cgroup bounds it.
 const MEMORY_INTERVAL: Duration = Duration::from_millis(20);
@@ -118,10 +118,12 @@ struct Init<'a> {
     /// Those who may ask for something.
     controls: Vec<OwnedFd>,
     listener: Option<OwnedFd>,
+    /// To the one who guards a sandbox with a kernel of its own, and hands in who comes to it.
+    line: Option<OwnedFd>,
     cpus: u32,
     workers: Workers,
     /// The filesystem of everything that is written. Nothing of it can be opened by init itself.
-    scratch: OwnedFd,
+    scratch: Option<OwnedFd>,
 }
 
 /// A command whose first process is gone, after it was ended with all it started.
@@ -140,22 +142,28 @@ const DYING: Duration = Duration::from_secs(2);
 /// How many may hold a conversation with one init; there is one daemon, and perhaps its successor.
 const MAX_CONTROLS: usize = 8;
 
+/// What init took hold of before it locked itself in.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    /// The filesystem of everything that is written, if it can be handed out.
+    pub(crate) scratch: Option<OwnedFd>,
+    pub(crate) meter: Meter,
+    pub(crate) census: Census,
+    /// On a kernel of its own: that kernel's groups, and the line to the one who guards it.
+    pub(crate) own: Option<(Work, OwnedFd)>,
+}
+
 /// Serves until nobody is there to serve.
-pub(crate) fn serve(
-    plan: &Plan,
-    control: &OwnedFd,
-    inherited: Inherited,
-    scratch: OwnedFd,
-    meter: Meter,
-    census: Census,
-) {
+pub(crate) fn serve(plan: &Plan, control: &OwnedFd, inherited: Inherited, kept: Kept) {
+    let Kept { scratch, meter, census, own } = kept;
+    let (own_work, line) = own.unzip();
     let Ok(proof) = SingleThreaded::claim() else { return };
     let Ok(children) = process::child_events() else { return };
     let program = |bits: &Vec<u64>| bits.iter().copied().map(Instruction::from_bits).collect();
     let filters = plan.filter.workload.iter().map(program).collect();
     let Ok(control) = control.try_clone() else { return };
     let (owner, ruled) = match &plan.walls {
-        Walls::Namespaces => (plan.identity.init_id(), None),
+        Walls::Namespaces | Walls::OwnKernel => (plan.identity.init_id(), None),
         Walls::Rules(rules) => {
             let user = inherited.base.map(|base| base + WORKLOAD_ID);
             let owner = inherited.base.map_or(0, |base| base + INIT_ID);
@@ -163,7 +171,7 @@ pub(crate) fn serve(
         }
     };
     let nonce = match &plan.walls {
-        Walls::Namespaces => 0,
+        Walls::Namespaces | Walls::OwnKernel => 0,
         Walls::Rules(rules) => rules.nonce,
     };
     // Of the launcher's, or of the warden's, which outlives nobody.
@@ -175,7 +183,7 @@ pub(crate) fn serve(
         starter: Starter { proof, filters, nice: plan.bounds.nice, users: plan.users, ruled },
         meter,
         census,
-        work: work.map(|group| Work { group, owner, on_parents_death, next: 1, spare: None }),
+        work: work.map(|group| Work::new(group, owner, on_parents_death)).or(own_work),
         running: HashMap::new(),
         lingering: Vec::new(),
         ending: Vec::new(),
@@ -189,6 +197,7 @@ pub(crate) fn serve(
         reading: Vec::new(),
         controls: vec![control],
         listener,
+        line,
         workers: Workers::default(),
         scratch,
         // Not `available_parallelism`, which reads mounts and groups for a quota.
@@ -213,6 +222,7 @@ impl Init<'_> {
             fds.extend(ends.map(|end| PollFd::from_borrowed_fd(end, PollFlags::IN)));
         }
         fds.extend(self.listener.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
+        fds.extend(self.line.iter().map(|line| PollFd::new(line, PollFlags::IN)));
         fds.extend(self.unread.iter().map(|pipe| PollFd::new(pipe, PollFlags::IN)));
         fds.extend(self.reading.iter().map(|(channel, _)| PollFd::new(channel, PollFlags::IN)));
         let logged = self.logs.values().flat_map(Logged::watched);
@@ -243,6 +253,7 @@ impl Init<'_> {
             })
             .collect();
         let accept = self.listener.is_some() && next();
+        let handed_in = self.line.is_some() && next();
         self.unread.retain(|pipe| !next() || discard(pipe));
         let done = |(channel, _): &mut (OwnedFd, Vec<OwnedFd>)| {
             next() && matches!(protocol::receive_trusted::<ExecControl>(&*channel), Ok(None))
@@ -268,6 +279,9 @@ impl Init<'_> {
         }
         if accept {
             self.accept();
+        }
+        if handed_in && !self.take_in() {
+            return false;
         }
         if children_ready {
             drain(children);
@@ -298,6 +312,17 @@ impl Init<'_> {
         }
     }
 
+    /// Likewise, where its guard lets them in; `false` if the sandbox is to end with that guard.
+    fn take_in(&mut self) -> bool {
+        let Some(line) = &self.line else { return true };
+        match sentry::handed_in(line) {
+            Some(control) if self.controls.len() < MAX_CONTROLS => self.controls.extend(control),
+            Some(_) => {}
+            None => self.line = None,
+        }
+        self.line.is_some() || sentry::goes_on_alone(self.plan)
+    }
+
     fn asked(&mut self, index: usize) -> Asked {
         let received = protocol::receive_trusted::<Request>(&self.controls[index]);
         let (request, mut fds) = match received {
@@ -323,9 +348,10 @@ impl Init<'_> {
             }
             Request::End => return Asked::End,
             Request::Connect { to, port } => port::connect(to, port, &reply),
-            Request::Scratch => {
-                let _ = protocol::send(&reply, &Done(0), &[self.scratch.as_fd()]);
-            }
+            Request::Scratch => match &self.scratch {
+                Some(scratch) => drop(protocol::send(&reply, &Done(0), &[scratch.as_fd()])),
+                None => answer(&reply, Err(Errno::OPNOTSUPP.into())),
+            },
             Request::Files(request) => {
                 let suspended = self.suspended.is_some();
                 self.workers.start(&self.starter, &request, None, reply, fds, suspended);
@@ -403,9 +429,9 @@ impl Init<'_> {
                 }
             }
         }
-        let mark = self.new_mark();
         let leaf = self.work.as_mut().map(Work::new_leaf).transpose();
         let leaf = leaf.map_err(|error| (Stage::Fork, error.raw_os_error().unwrap_or_default()))?;
+        let mark = leaf.as_ref().and_then(Leaf::mark).unwrap_or_else(|| self.new_mark());
         let group = self.work.as_ref().zip(leaf.as_ref());
         match self.starter.start(planned, group, mark) {
             Ok(starting) => {
@@ -693,6 +719,13 @@ impl Init<'_> {
         }
     }
 
+    /// Says that a command failed for want of processes, if it seems so. Only where no group of the host
+    /// counts what was refused.
+    fn starved(&self, end: End) -> Option<StoppedBy> {
+        let full = self.work.as_ref().is_some_and(Work::is_full);
+        (full && end != End::Exited(0)).then_some(StoppedBy::Processes)
+    }
+
     /// Says how a command ended and clears up after it.
     fn ended(
         &mut self,
@@ -715,7 +748,7 @@ impl Init<'_> {
                 };
                 let mut ended = Ended {
                     status,
-                    stopped_by: running.stopped_by,
+                    stopped_by: running.stopped_by.or_else(|| self.starved(end)),
                     scratch_full: status != Status::Exited(0) && scratch_is_full(),
                     cpu_us: micros(cpu),
                     wall_us: micros(running.started.elapsed()),

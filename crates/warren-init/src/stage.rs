@@ -24,9 +24,9 @@ use warren_sys::{fd, socket};
 use crate::apply::{self, Begin, Ids};
 use crate::launcher::{self, Maker, step};
 use crate::plan::{
-    Container, LOCK_FILE, LOG_FILE, Lifetime, OWN_PROGRAM, Owner, PID_FILE, RANGE, STAGE,
+    Container, LOCK_FILE, LOG_FILE, Lifetime, OWN_PROGRAM, Owner, PID_FILE, RANGE, STAGE, Walls,
 };
-use crate::protocol::{self, Failure, Report};
+use crate::protocol::{self, Done, Failure, Report};
 
 /// How long something that was killed may take to be gone.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -88,9 +88,12 @@ impl Stage {
             }
         };
         match self.start(&given) {
-            Ok(pidfd) => {
-                drop(given);
-                self.guard(&pidfd, client, children);
+            Ok((pidfd, line)) => {
+                // A kernel of its own can take connections, and cannot listen for them on the host.
+                let listener = given.listener.filter(|_| line.is_some());
+                drop((given.control, given.lock));
+                let door = line.as_ref().zip(listener.as_ref());
+                self.guard(&pidfd, client, children, door);
             }
             Err(failure) => {
                 // First: the library removes what it made, and is told when that is all.
@@ -113,7 +116,9 @@ impl Stage {
     }
 
     /// Mounts the root, has the runtime start init in it, and tells init what it is to be.
-    fn start(&self, given: &Given) -> Result<OwnedFd, Failure> {
+    ///
+    /// Returns its first process and, if it has a kernel of its own, the line to init.
+    fn start(&self, given: &Given) -> Result<(OwnedFd, Option<OwnedFd>), Failure> {
         let Container { plan, base, .. } = &self.job;
         let subreaper = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
         step("adopt", "what the runtime starts", subreaper.map_err(io::Error::from))?;
@@ -140,19 +145,22 @@ impl Stage {
         let report = Report::Launched { pid: pid.as_raw_nonzero().get(), base: Some(*base) };
         let sent = protocol::send(&given.control, &report, &[pidfd.as_fd(), scratch.as_fd()]);
         step("reach", "the library", sent)?;
+        // Only files, pipes and sockets that are connected can be handed to a kernel that is not the host's.
+        let own_kernel = plan.walls == Walls::OwnKernel;
+        let [scratch, work, listener] = [Some(&scratch), work.as_ref(), given.listener.as_ref()]
+            .map(|fd| fd.filter(|_| !own_kernel));
         let begin = Begin {
             plan: plan.clone(),
             shifted,
             work: work.is_some(),
             lock: true,
-            listener: given.listener.is_some(),
+            listener: listener.is_some(),
         };
-        let fds = [Some(&given.control), Some(&scratch), work.as_ref(), Some(&given.lock)];
-        let fds = fds.into_iter().chain([given.listener.as_ref()]).flatten();
-        let fds: Vec<_> = fds.map(AsFd::as_fd).collect();
+        let fds = [Some(&given.control), scratch, work, Some(&given.lock), listener];
+        let fds: Vec<_> = fds.into_iter().flatten().map(AsFd::as_fd).collect();
         // One that is gone already is found out by whoever waits for its report.
         let _ = protocol::send(&line, &begin, &fds);
-        Ok(pidfd)
+        Ok((pidfd, own_kernel.then_some(line)))
     }
 
     /// Runs the runtime once and waits for it; `input` is what the container's init gets.
@@ -184,7 +192,7 @@ impl Stage {
             Fork::Parent { child, pidfd } => (child, pidfd),
         };
         let patience = Duration::from_millis(self.job.patience_ms);
-        let in_time = wait_for(&pidfd, patience);
+        let in_time = wait_for(&pidfd, child, patience);
         if !in_time {
             let _ = pidfd_send_signal(&pidfd, Signal::KILL);
         }
@@ -213,12 +221,25 @@ impl Stage {
     }
 
     /// Waits for the end of the container, or brings it about when the library is gone.
-    fn guard(self, pidfd: &OwnedFd, client: &OwnedFd, children: &OwnedFd) {
+    ///
+    /// Through the `door`, a line to init and what to listen on, it hands in who comes meanwhile.
+    fn guard(
+        self,
+        pidfd: &OwnedFd,
+        client: &OwnedFd,
+        children: &OwnedFd,
+        door: Option<(&OwnedFd, &OwnedFd)>,
+    ) {
         let attached = self.job.plan.lifetime == Lifetime::Attached;
         let mut listening = attached;
         loop {
             let mut fds =
                 vec![PollFd::new(pidfd, PollFlags::IN), PollFd::new(children, PollFlags::IN)];
+            // Of a sandbox that ends with the library there is none, and of another no end to wait for.
+            match door {
+                Some((_, listener)) if !listening => fds.push(PollFd::new(listener, PollFlags::IN)),
+                Some(_) | None => {}
+            }
             if listening {
                 fds.push(PollFd::new(client, PollFlags::IN));
             }
@@ -235,7 +256,12 @@ impl Stage {
             if ready[0] {
                 break;
             }
-            if ready.get(2) == Some(&true) {
+            let third = ready.get(2) == Some(&true);
+            if let (true, false, Some((line, listener))) = (third, listening, door) {
+                if let Ok(control) = socket::accept(listener) {
+                    let _ = protocol::send(line, &Done(0), &[control.as_fd()]);
+                }
+            } else if third {
                 listening = false;
                 let _ = pidfd_send_signal(pidfd, Signal::KILL);
                 // One that is paused may have to be thawed before it can die.
@@ -312,17 +338,28 @@ fn said(program: &str, log: &OwnedFd) -> Failure {
     Failure { step: format!("have {program} start the container"), path: last, errno: 0 }
 }
 
-fn wait_for(pidfd: &OwnedFd, patience: Duration) -> bool {
+/// Waits until a child has ended, and reaps others meanwhile: a runtime that waits for what it started before looks
+/// until nothing is left of that. `false` if it took too long.
+fn wait_for(pidfd: &OwnedFd, child: Pid, patience: Duration) -> bool {
+    const INTERVAL: Duration = Duration::from_millis(5);
     let deadline = Instant::now() + patience;
     loop {
+        while let Ok(Some(pid)) = process::peek_ended() {
+            if pid == child {
+                return true;
+            }
+            let _ = process::reap(pid);
+        }
         let left = deadline.saturating_duration_since(Instant::now());
+        let is_last = left <= INTERVAL;
+        let left = left.min(INTERVAL);
         let left = Timespec {
             tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
             tv_nsec: left.subsec_nanos().into(),
         };
         match poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&left)) {
-            Ok(0) => return false,
-            Err(rustix::io::Errno::INTR) => {}
+            Ok(0) if is_last => return false,
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
             Ok(_) | Err(_) => return true,
         }
     }

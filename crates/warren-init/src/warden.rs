@@ -28,7 +28,7 @@ use crate::apply::{self, Inherited, holds};
 use crate::launcher::step;
 use crate::plan::{HOME, INIT_ID, Lifetime, Plan, Rules, SCRATCH, WORKLOAD_ID, WORKSPACE};
 use crate::protocol::{self, Failure, Proof, Report, tried};
-use crate::serve;
+use crate::serve::{self, Kept};
 
 /// The first Landlock that keeps signals inside.
 pub const LEAST_ABI: u32 = 6;
@@ -258,7 +258,8 @@ fn become_init(plan: &Plan, rules: &Rules, control: &OwnedFd, inherited: Inherit
                 tried: tried::LANDLOCK | tried::CAPABILITIES | tried::SECCOMP,
             });
             let _ = protocol::send(control, &ready, &[]);
-            serve::serve(plan, control, inherited, directory, meter, census)
+            let kept = Kept { scratch: Some(directory), meter, census, own: None };
+            serve::serve(plan, control, inherited, kept)
         }
         Err(failure) => {
             let _ = protocol::send(control, &Report::Failed(failure), &[]);

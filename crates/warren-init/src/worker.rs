@@ -9,8 +9,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::process::Pid;
-use warren_sys::process::{self, Fork, Namespaces};
-use warren_sys::{cred, fd};
+use warren_sys::{cred, fd, process, surface};
 
 use crate::exec::Starter;
 use crate::files;
@@ -47,11 +46,11 @@ impl Workers {
         if self.0.len() >= MAX_WORKERS {
             return refuse(FaultKind::Busy, 0);
         }
-        match process::fork(&starter.proof, Namespaces::NONE, None) {
-            Ok(Fork::Parent { child, .. }) => {
+        match surface::fork_plainly(&starter.proof) {
+            Ok(Some(child)) => {
                 self.0.insert(child);
             }
-            Ok(Fork::Child) => {
+            Ok(None) => {
                 let data = (!fds.is_empty()).then(|| fds.remove(0));
                 if prepare(&channel, data.as_ref()).is_ok() && identify(starter, user).is_ok() {
                     files::serve(request, user, &channel, data);

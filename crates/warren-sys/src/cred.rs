@@ -81,6 +81,12 @@ pub fn forbid_capabilities() -> io::Result<()> {
     drop_from_bounding_set(|_| true)
 }
 
+/// Empties the bounding set of a kernel that has no such bits as [`forbid_capabilities`] sets: gVisor. There
+/// `no_new_privs` alone keeps uid 0 from meaning anything.
+pub fn empty_bounding_set() -> io::Result<()> {
+    drop_from_bounding_set(|_| true)
+}
+
 fn drop_from_bounding_set(unwanted: impl Fn(u32) -> bool) -> io::Result<()> {
     for capability in (0..=63).filter(|capability| unwanted(*capability)) {
         // SAFETY: PR_CAPBSET_DROP takes one integer. A kernel that does not know the number says
@@ -181,6 +187,11 @@ pub fn holds_at_most(allowed: u64) -> io::Result<bool> {
 /// Gives up every capability in every set.
 pub fn drop_capabilities() -> io::Result<()> {
     rustix::thread::clear_ambient_capability_set()?;
+    empty_capability_sets()
+}
+
+/// Likewise, on a kernel that has no ambient set: gVisor.
+pub fn empty_capability_sets() -> io::Result<()> {
     let none = CapabilitySet::empty();
     Ok(set_capabilities(
         None,

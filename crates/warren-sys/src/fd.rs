@@ -22,8 +22,11 @@ pub fn close_all_except(keep: &[&OwnedFd]) -> io::Result<()> {
         }
         first = fd + 1;
     }
-    close_range(first, u32::MAX)
+    close_range(first, LAST)
 }
+
+/// The largest number that a descriptor can have. gVisor refuses a larger one as the end of a range.
+pub(crate) const LAST: u32 = i32::MAX.unsigned_abs();
 
 fn close_range(first: u32, last: u32) -> io::Result<()> {
     // SAFETY: close_range reads three integers and no memory of ours. Values of type `OwnedFd` for

@@ -193,6 +193,13 @@ pub fn make_private() -> io::Result<()> {
     Ok(rustix::mount::mount_change(c"/", flags)?)
 }
 
+/// Mounts the v1 control groups of one controller at `path`. See cgroups(7).
+pub fn new_v1_groups(path: &str, controller: &str) -> io::Result<()> {
+    let controller = std::ffi::CString::new(controller)?;
+    let flags = rustix::mount::MountFlags::empty();
+    Ok(rustix::mount::mount(c"cgroup", path, c"cgroup", flags, controller.as_c_str())?)
+}
+
 /// Takes what is mounted at `path` out of this mount namespace. Whoever has it open keeps it.
 pub fn detach(path: &str) -> io::Result<()> {
     Ok(rustix::mount::unmount(path, UnmountFlags::DETACH)?)

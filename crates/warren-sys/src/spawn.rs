@@ -44,6 +44,8 @@ pub enum Step {
         /// Whether it is.
         terminal: bool,
     },
+    /// Joins the control group whose `cgroup.procs` this is.
+    Join(OwnedFd),
     /// Keeps its streams, if it has any yet, and closes everything else.
     CloseOthers,
     /// Lowers a limit, soft and hard.
@@ -370,6 +372,7 @@ impl Held {
             Step::Streams { terminal } => {
                 rest.map_or(Err(Errno::BADF), |rest| rest.place_streams(*terminal))
             }
+            Step::Join(processes) => rustix::io::write(processes, b"0").map(drop),
             Step::CloseOthers => {
                 let streams = rest.map_or(0, |rest| rest.streams.len());
                 let after = u32::try_from(streams).unwrap_or_default();
@@ -382,7 +385,7 @@ impl Held {
                 if high > low + 1 {
                     close_range(low + 1, high - 1)?;
                 }
-                close_range(high + 1, u32::MAX)
+                close_range(high + 1, crate::fd::LAST)
             }
             Step::Limit(resource, value) => {
                 let limit = Rlimit { current: Some(*value), maximum: Some(*value) };
@@ -409,8 +412,12 @@ impl Held {
             Step::Enter(dir) => {
                 let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
                 let resolve = ResolveFlags::NO_MAGICLINKS;
-                let place =
-                    rustix::fs::openat2(CWD, dir.as_c_str(), flags, Mode::empty(), resolve)?;
+                let dir = dir.as_c_str();
+                let place = match rustix::fs::openat2(CWD, dir, flags, Mode::empty(), resolve) {
+                    // gVisor, where nothing but the streams is open by now that such a link could lead to.
+                    Err(Errno::NOSYS) => rustix::fs::openat(CWD, dir, flags, Mode::empty())?,
+                    other => other?,
+                };
                 rustix::process::fchdir(place)
             }
             Step::Filter(program) => install(program),

@@ -149,6 +149,7 @@ fn given_oci(runtime: OciRuntime) -> Given {
 
 conformance!(runc, given_oci(OciRuntime::Runc));
 conformance!(crun, given_oci(OciRuntime::Crun));
+conformance!(runsc, given_oci(OciRuntime::Runsc));
 conformance!(linux, given_linux());
 conformance!(host, given_host());
 

@@ -150,15 +150,30 @@ fn processes_with(argument: &str) -> usize {
     lines.filter(|line| line.split(|byte| *byte == 0).any(|arg| arg == argument.as_bytes())).count()
 }
 
-/// Waits a little for a condition, and tells whether it came true.
-async fn soon(condition: impl Fn() -> bool) -> bool {
+/// Counts the processes that have this argument: of the host, or inside where the host runs none of them.
+async fn running_with(given: &Given, sandbox: &dyn Sandbox, argument: &str) -> usize {
+    if given.backend.level() != Some(warren::IsolationLevel::Kernel) {
+        return processes_with(argument);
+    }
+    let each = "for f in /proc/[0-9]*/cmdline; do tr '\\0' '\\n' 2>/dev/null < $f; done";
+    let said = stdout(sandbox, &sh(each)).await;
+    said.lines().filter(|line| *line == argument).count()
+}
+
+/// Waits a little until as many run as are wanted, and tells whether they did.
+async fn soon_running(
+    given: &Given,
+    sandbox: &dyn Sandbox,
+    argument: &str,
+    wanted: impl Fn(usize) -> bool,
+) -> bool {
     for _ in 0..200 {
-        if condition() {
+        if wanted(running_with(given, sandbox, argument).await) {
             return true;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    condition()
+    false
 }
 
 pub(crate) async fn created_sandboxes_have_unique_ids_and_are_found(given: &Given) {
@@ -393,14 +408,14 @@ pub(crate) async fn a_timeout_ends_the_background_children_too(given: &Given) {
         false => format!("echo started; sleep {mark}"),
     };
     let control = async {
-        let all_started = || processes_with(&mark) >= 3;
-        assert!(!given.expect.runs_programs || soon(all_started).await, "control: they run");
+        let all_started = soon_running(given, &*sandbox, &mark, |count| count >= 3);
+        assert!(!given.expect.runs_programs || all_started.await, "control: they run");
     };
     let command = sh(&script).timeout(Duration::from_secs(2));
     let (report, ()) = tokio::join!(run(&*sandbox, &command), control);
     assert_eq!(report.cause, ExecCause::TimedOut);
     assert_eq!(report.output.stdout, b"started\n");
-    assert!(soon(|| processes_with(&mark) == 0).await, "{} are left", processes_with(&mark));
+    assert!(soon_running(given, &*sandbox, &mark, |count| count == 0).await, "some are left");
     assert_usable(&*sandbox).await;
 }
 
@@ -411,12 +426,14 @@ pub(crate) async fn an_exec_that_is_dropped_leaves_no_process(given: &Given) {
     let ctx = context();
     tokio::select! {
         result = sandbox.exec(&command, &ctx) => panic!("it ended: {result:?}"),
-        started = soon(|| processes_with(&mark) == 1), if given.expect.runs_programs => {
+        started = soon_running(given, &*sandbox, &mark, |count| count == 1),
+            if given.expect.runs_programs =>
+        {
             assert!(started, "control: it runs");
         }
         () = tokio::time::sleep(Duration::from_millis(50)), if !given.expect.runs_programs => {}
     }
-    assert!(soon(|| processes_with(&mark) == 0).await);
+    assert!(soon_running(given, &*sandbox, &mark, |count| count == 0).await);
     assert_usable(&*sandbox).await;
 }
 

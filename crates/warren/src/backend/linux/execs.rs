@@ -20,6 +20,7 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create};
+use rustix::pipe::{PipeFlags, pipe_with};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
@@ -391,17 +392,18 @@ impl LinuxSandbox {
             ..execution::request(&plan, limits, exec.id.0.clone(), streams)
         };
         let (channel, theirs) = Channel::pair().map_err(|error| lost("make a socket", error))?;
-        let notice = new_notice()?;
+        let (notice, theirs_notice) = self.new_notice()?;
         let helper = match options.input {
             ExecInput::Control => shell::helper().map_err(|error| lost("make a file", error))?,
             ExecInput::Closed | ExecInput::Open => None,
         };
         let mut fds = vec![theirs.as_fd()];
         fds.extend(helper.as_ref().map(AsFd::as_fd));
-        fds.extend([file.as_fd(), notice.as_fd()]);
+        let rung = theirs_notice.as_ref().unwrap_or(&notice);
+        fds.extend([file.as_fd(), rung.as_fd()]);
         let sent = self.control().send(&Request::Exec(request), &fds).await;
         sent.map_err(|error| lost("reach init", error))?;
-        drop(theirs);
+        drop((theirs, theirs_notice));
         exec.phase.send_modify(|phase| {
             phase.input_taken = taken;
             phase.input_open = more || options.input == ExecInput::Control;
@@ -417,6 +419,21 @@ impl LinuxSandbox {
         Ok(listener)
     }
 
+    /// Makes what init writes to when a log grows; its end of that, if it has another.
+    fn new_notice(&self) -> Result<(OwnedFd, Option<OwnedFd>)> {
+        let made = match self.core.support.own_kernel {
+            false => {
+                eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(|both| (both, None))
+            }
+            // Which takes no such thing from the host. A pipe that is full says as much.
+            true => {
+                let flags = PipeFlags::CLOEXEC | PipeFlags::NONBLOCK;
+                pipe_with(flags).map(|(ours, theirs)| (ours, Some(theirs)))
+            }
+        };
+        made.map_err(|error| lost("make a notice", error.into()))
+    }
+
     /// Returns what hears what init says of an exec.
     fn listen_to(exec: &Arc<LoggedExec>, channel: Channel, notice: OwnedFd) -> Result<Listener> {
         let channel = Arc::new(channel);
@@ -430,7 +447,7 @@ impl LinuxSandbox {
                     heard = channel.receive::<ExecEvent>() => heard,
                     grown = notice.readable() => {
                         if let Ok(mut grown) = grown {
-                            let _ = rustix::io::read(notice.get_ref(), &mut [0; 8]);
+                            let _ = rustix::io::read(notice.get_ref(), &mut [0; 4096]);
                             grown.clear_ready();
                         }
                         exec.phase.send_modify(|phase| phase.heard += 1);
@@ -482,8 +499,8 @@ impl LinuxSandbox {
             return Ok(());
         }
         let (channel, theirs) = Channel::pair().map_err(|error| lost("make a socket", error))?;
-        let notice = new_notice()?;
-        let fds = [theirs.as_fd(), notice.as_fd()];
+        let (notice, rung) = self.new_notice()?;
+        let fds = [theirs.as_fd(), rung.as_ref().unwrap_or(&notice).as_fd()];
         let sent = self.control().send(&Request::Follow(id.0), &fds).await;
         sent.map_err(|error| lost("reach init", error))?;
         drop(theirs);
@@ -495,11 +512,6 @@ impl LinuxSandbox {
         let _ = tokio::time::timeout(ADOPTION, told).await;
         Ok(())
     }
-}
-
-fn new_notice() -> Result<OwnedFd> {
-    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-    eventfd(0, flags).map_err(|error| lost("make a notice", error.into()))
 }
 
 fn open_log(path: &Path) -> io::Result<File> {

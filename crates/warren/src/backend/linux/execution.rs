@@ -291,6 +291,7 @@ fn cause(
         Some(StoppedBy::CpuTime) => return ExecCause::CpuTime,
         Some(StoppedBy::Memory) => return ExecCause::OutOfMemory,
         Some(StoppedBy::Output) => return ExecCause::OutputLimit,
+        Some(StoppedBy::Processes) => return ExecCause::TooManyProcesses,
         Some(StoppedBy::Client) => {
             return ExecCause::KilledByPolicy { reason: "ended by the caller".to_owned() };
         }

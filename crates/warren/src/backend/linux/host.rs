@@ -43,6 +43,8 @@ pub(crate) struct GroupSupport {
     /// Whether a sandbox shares its user's processes and its disk with others of the host, for want of
     /// namespaces.
     pub(crate) shared: bool,
+    /// Whether a sandbox has a kernel of its own, whose threads and memory are in these groups too.
+    pub(crate) own_kernel: bool,
     /// How many files a process may have open at most, if that is bounded: a sandbox cannot raise it.
     pub(crate) open_files: Option<u64>,
 }

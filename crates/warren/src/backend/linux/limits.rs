@@ -14,6 +14,12 @@ const SPARE_INODES: u64 = 512;
 /// The period of a CPU quota.
 const PERIOD_US: u64 = 100_000;
 
+/// What a kernel of its own may take beside what its commands do, in bytes: its own data, and the cache of files
+/// that are open.
+const KERNEL_MEMORY: u64 = 256 << 20;
+/// How many threads and processes of the host it may take beside one for each of its own.
+const KERNEL_TASKS: u64 = 1024;
+
 /// One value to write to a file of a control group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Setting {
@@ -51,7 +57,7 @@ pub(crate) fn decide(
         settings: Vec::new(),
         bounds: Bounds::default(),
         scratch: scratch(limits.max_write_bytes),
-        by_marks: support.v2.is_none(),
+        by_marks: support.v2.is_none() && !support.own_kernel,
         enforced: Vec::new(),
         warnings: Vec::new(),
         shared: support.shared,
@@ -61,6 +67,7 @@ pub(crate) fn decide(
     decision.cpu_weight(limits.cpu_weight, support);
     decision.cpu_quota(cpu_quota_millis, support);
     let (bound, by) = match support.v2 {
+        _ if support.own_kernel => (Bound::Exact, "cpuacct of its own kernel"),
         Some(_) => (Bound::Exact, "cgroup v2 cpu.stat"),
         // A child whose parent does not care how it ends is gone without a trace.
         None => (Bound::Nearest, "init adds up /proc"),
@@ -140,9 +147,14 @@ impl Decision {
     }
 
     fn memory(&mut self, limit: Option<u64>, support: &GroupSupport) {
-        let Some(bytes) = limit else { return };
-        let Some(controller) = &support.memory else {
+        let Some(mut bytes) = limit else { return };
+        if support.own_kernel {
+            // Its commands by init; all of it, with a kernel that is a process like any other, by the host.
             self.bounds.memory = Some(bytes);
+            bytes = bytes.saturating_add(KERNEL_MEMORY);
+        }
+        let Some(controller) = &support.memory else {
+            self.bounds.memory = limit;
             let by = "init watches memory that is mapped, rlimit DATA on each process, no memfd, no SysV \
                       segments; shared memory that nobody has mapped any more is not seen";
             return self.note(Limit::Memory, limit, Bound::Nearest, by);
@@ -160,11 +172,27 @@ impl Decision {
                 self.set_if_there(controller, "memory.swap.max", 0);
             }
         }
-        self.note(Limit::Memory, limit, Bound::Exact, controller.describe("memory"));
+        let by = match support.own_kernel {
+            false => controller.describe("memory"),
+            true => format!(
+                "init, which looks every 20 ms; {} holds all of it, with its kernel, at {} MiB more",
+                controller.describe("memory"),
+                KERNEL_MEMORY >> 20
+            ),
+        };
+        self.note(Limit::Memory, limit, Bound::Exact, by);
     }
 
     fn processes(&mut self, limit: Option<u32>, support: &GroupSupport) {
         let Some(count) = limit.map(u64::from) else { return };
+        if support.own_kernel {
+            self.bounds.processes = Some(count);
+            if let Some(controller) = &support.pids {
+                self.set(controller, "pids.max", count + KERNEL_TASKS);
+            }
+            let by = "pids of its own kernel";
+            return self.note(Limit::Processes, Some(count), Bound::Exact, by);
+        }
         let by = match &support.pids {
             Some(controller) => {
                 // One more, for init, and for its warden where it has one.

@@ -40,7 +40,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
-use warren_init::plan::{Lifetime, Plan};
+use warren_init::plan::{Lifetime, Plan, Walls};
 
 use self::anchor::{Anchor, Home};
 use self::groups::Groups;
@@ -50,7 +50,7 @@ use self::sandbox::Own;
 use crate::backend::landlock::rules;
 use crate::backend::{ExecPlan, oci};
 use crate::layers::Layers;
-use crate::profile::{self, Profile, Seccomp};
+use crate::profile::{self, Profile, ProfileUsers, Seccomp};
 use crate::{
     BackendCapabilities, BackendHealth, Command, CreateOptions, ExecContext, Inspection,
     IsolationBackend, IsolationLevel, Result, Sandbox, SandboxError, SandboxId, SandboxSpec,
@@ -256,6 +256,8 @@ impl LinuxBackend {
             }
             host.groups.shared = true;
         }
+        host.groups.own_kernel =
+            matches!(&launcher, Launcher::Container(it) if it.has_own_kernel());
         let registry = Mutex::default();
         Ok(Self { inner: Arc::new(Inner { runtime, kind, layers, host, launcher, registry }) })
     }
@@ -397,7 +399,13 @@ impl LinuxBackend {
         look: &impl plan::Look,
     ) -> Result<Plan> {
         match &self.inner.kind {
-            Kind::Namespaces | Kind::Containers(_) => plan::plan(inputs, look),
+            Kind::Namespaces | Kind::Containers(_) => {
+                let mut plan = plan::plan(inputs, look)?;
+                if self.inner.host.groups.own_kernel {
+                    plan.walls = Walls::OwnKernel;
+                }
+                Ok(plan)
+            }
             Kind::Rules { below } => {
                 let inputs = rules::Inputs {
                     id: inputs.id,
@@ -418,6 +426,14 @@ impl LinuxBackend {
     fn refuse(&self, spec: &SandboxSpec, options: &CreateOptions) -> Result<()> {
         let name = self.inner.kind.name();
         refuse_network(spec, name)?;
+        let users = profile::profile(&spec.profile).map_or(ProfileUsers::One, |found| found.users);
+        if self.inner.host.groups.own_kernel && users != ProfileUsers::One {
+            return Err(SandboxError::Unsupported {
+                feature: format!("profile `{}`: several users", spec.profile),
+                backend: name.to_owned(),
+                hint: "use the profile `default`, or another backend".to_owned(),
+            });
+        }
         if matches!(self.inner.kind, Kind::Rules { .. }) && !options.base.is_plain() {
             return Err(SandboxError::Unsupported {
                 feature: "a root of layers".to_owned(),

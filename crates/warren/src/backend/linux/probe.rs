@@ -47,7 +47,9 @@ impl HostReport {
         let profiles = if self.is_usable() { profile::profile_names() } else { Vec::new() };
         BackendCapabilities {
             name: name.to_owned(),
-            filesystem_isolation: all(&["mounts", "landlock", "proc"]),
+            // The second wall behind the mounts is Landlock, or a kernel that has no other files.
+            filesystem_isolation: all(&["mounts", "proc"])
+                && (self.holds("landlock") || self.holds("kernel")),
             network_isolation: all(&["network"]),
             process_isolation: all(&["processes"]),
             resource_limits: all(&["memory", "processes limit", "cpu", "quota"]),
@@ -118,10 +120,15 @@ pub(crate) async fn examine(backend: &LinuxBackend) -> HostReport {
         let detail = format!("refused from inside: {}", names.join("; "));
         report.note(layer, held, detail, "please report this as a bug");
     }
-    let enforcement = sandbox.enforcement();
-    let landlock = enforcement.layers.iter().find(|layer| layer.name == "landlock");
-    let detail = landlock.map_or_else(String::new, |layer| layer.detail.clone());
-    report.note("landlock", landlock.is_some(), detail, "boot with lsm=landlock,...");
+    if backend.host().groups.own_kernel {
+        let (held, detail) = try_kernel(&sandbox).await;
+        report.note("kernel", held, detail, "please report this as a bug");
+    } else {
+        let enforcement = sandbox.enforcement();
+        let landlock = enforcement.layers.iter().find(|layer| layer.name == "landlock");
+        let detail = landlock.map_or_else(String::new, |layer| layer.detail.clone());
+        report.note("landlock", landlock.is_some(), detail, "boot with lsm=landlock,...");
+    }
     // Before the limits, which leave things behind that run for a while.
     let (held, detail, fix) = try_disk(&sandbox).await;
     report.note("suspend to disk", held, detail, &fix);
@@ -139,6 +146,23 @@ pub(crate) async fn examine(backend: &LinuxBackend) -> HostReport {
     }
     report.note("removal", removed.is_ok(), "nothing is left", "");
     report
+}
+
+/// Asks the kernel inside which it is, and the host's.
+async fn try_kernel(sandbox: &super::LinuxSandbox) -> (bool, String) {
+    let own = rustix::system::uname();
+    let host = own.release().to_string_lossy().into_owned();
+    let command = Command::new("uname").args(["-r"]);
+    let said = sandbox.exec_report(&command, &ExecContext::default()).await;
+    let inside =
+        said.map(|report| String::from_utf8_lossy(&report.output.stdout).trim().to_owned());
+    match inside {
+        Ok(inside) => {
+            let held = !inside.is_empty() && inside != host;
+            (held, format!("the one inside says that it is {inside}, the host's is {host}"))
+        }
+        Err(error) => (false, explained(&error)),
+    }
 }
 
 /// Joins what was tried and what the kernel said.

@@ -168,7 +168,7 @@ pub(crate) async fn launch(
         control,
         ends_by: warren_init::launcher::ends_by(&wanted.plan.walls),
         own: match &wanted.plan.walls {
-            Walls::Namespaces => None,
+            Walls::Namespaces | Walls::OwnKernel => None,
             Walls::Rules(rules) => {
                 Some(Own { directory: PathBuf::from(&rules.directory), nonce: rules.nonce })
             }
@@ -712,6 +712,9 @@ impl LinuxSandbox {
     pub async fn start(&self, cmd: &Command, ctx: &ExecContext, stdio: Stdio) -> Result<Execution> {
         let mut plan = self.decide(&self.terms.spec, cmd, ctx)?;
         self.terms.settle_user(&mut plan)?;
+        if matches!(stdio, Stdio::Terminal { .. }) {
+            self.refuse_handing_out("a terminal that the caller holds; one with a log works")?;
+        }
         let _state = self.running().await?;
         let instance = self.core.instance();
         let refusals = instance.groups().refusals();
@@ -722,6 +725,18 @@ impl LinuxSandbox {
                 .await;
         let sent = sent.map_err(|error| self.explain(error))?;
         Ok(Execution::of(self.clone(), sent, refusals))
+    }
+
+    /// Refuses what init would have to send a descriptor for, where its kernel can send none.
+    fn refuse_handing_out(&self, feature: &str) -> Result<()> {
+        match self.core.support.own_kernel {
+            false => Ok(()),
+            true => Err(SandboxError::Unsupported {
+                feature: feature.to_owned(),
+                backend: self.core.name.to_owned(),
+                hint: "gVisor hands no descriptor out; choose another backend".to_owned(),
+            }),
+        }
     }
 
     /// Has init begin a connection to a port, and returns the socket that it says is one.
@@ -1128,6 +1143,7 @@ impl Sandbox for LinuxSandbox {
                 hint: "its commands have no sockets; choose the `linux` backend".to_owned(),
             });
         }
+        self.refuse_handing_out("connections to ports")?;
         port::connect(self, port).await
     }
 
@@ -1191,7 +1207,7 @@ impl Sandbox for LinuxSandbox {
 
 fn capabilities(inputs: &Inputs<'_>, plan: &Plan, instance: &Instance) -> SandboxCapabilities {
     let (readable, writable) = match &plan.walls {
-        Walls::Namespaces => {
+        Walls::Namespaces | Walls::OwnKernel => {
             let own = || WRITABLE.iter().map(PathBuf::from);
             let bound = plan.mounts.iter().filter(|mount| mount.writable);
             let bound = bound.map(|mount| PathBuf::from(&mount.target));
@@ -1277,6 +1293,27 @@ fn enforcement(inputs: &Inputs<'_>, plan: &Plan, instance: &Instance) -> Enforce
         None => format!("one id, the caller's{}", kept_groups()),
     };
     let owners = if instance.proof.owners_shifted { ", owners of host files shifted" } else { "" };
+    if plan.walls == Walls::OwnKernel {
+        let runtime = instance.container.as_ref().map(Container::describe).unwrap_or_default();
+        let layers = vec![
+            layer("runtime", runtime),
+            layer(
+                "kernel",
+                "gVisor's, in user space: no system call of a command is the host's; tried".to_owned(),
+            ),
+            layer(
+                "root",
+                "overlay on a tmpfs, by a process of its own that holds no other; tried: the host's \
+                 part is read-only"
+                    .to_owned(),
+            ),
+            layer("identity", format!("{ids}{owners}; set")),
+            layer("capabilities", capabilities_of(inputs.profile)),
+            layer("seccomp", format!("profile {}, by gVisor; tried", inputs.seccomp.name)),
+            layer("network", "own loopback only; tried: no route leads out".to_owned()),
+        ];
+        return Enforcement { limits, layers, warnings };
+    }
     let mut layers = vec![
         layer(
             "namespaces",

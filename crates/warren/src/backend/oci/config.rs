@@ -60,7 +60,9 @@ pub(crate) struct Inputs<'a> {
 pub(crate) fn config(inputs: &Inputs<'_>) -> Value {
     let plan = inputs.plan;
     let mapping = json!([{ "containerID": 0, "hostID": inputs.base, "size": RANGE }]);
-    let kinds = ["pid", "network", "ipc", "uts", "mount", "cgroup", "user"];
+    let kinds = ["pid", "network", "ipc", "uts", "mount", "user", "cgroup"];
+    // gVisor knows no namespace of control groups: it shows none of the host's.
+    let kinds = &kinds[..kinds.len() - usize::from(inputs.runtime == OciRuntime::Runsc)];
     let below_proc =
         |names: &[String]| names.iter().map(|name| format!("/proc/{name}")).collect::<Vec<_>>();
     let mut linux = json!({
@@ -90,8 +92,11 @@ fn process(inputs: &Inputs<'_>) -> Value {
         Users::One => Vec::new(),
         Users::Several { capabilities } => profile::capability_names(capabilities),
     };
+    // Of a kernel that is not the host's: so that init may make control groups there.
+    let own = (inputs.runtime == OciRuntime::Runsc).then_some("CAP_DAC_OVERRIDE");
     let capabilities: BTreeSet<String> = FIRST_CAPABILITIES
         .iter()
+        .chain(&own)
         .map(|name| (*name).to_owned())
         .chain(more.into_iter().map(|name| format!("CAP_{}", name.to_uppercase())))
         .collect();
@@ -113,7 +118,27 @@ fn process(inputs: &Inputs<'_>) -> Value {
     })
 }
 
+/// Lists what gVisor mounts. It has a `/dev` of its own, with no device of the host; on an empty `/tmp` it would put
+/// a filesystem that is outside of what may be written.
+fn own_kernels_mounts() -> Value {
+    let proc = |target: &str, options: &[&str]| json!({ "destination": target, "type": "proc", "source": "proc", "options": options });
+    let bind = |target: &str| {
+        let source = format!("{STAGE_ROOT}{target}");
+        let options = ["rbind", "nosuid", "nodev"];
+        json!({ "destination": target, "type": "bind", "source": source, "options": options })
+    };
+    json!([
+        proc("/proc", &["nosuid", "nodev", "noexec"]),
+        proc(OWN_PROC, &["nosuid", "nodev", "noexec", "ro"]),
+        bind("/tmp"),
+        bind("/dev/shm"),
+    ])
+}
+
 fn mounts(inputs: &Inputs<'_>) -> Value {
+    if inputs.runtime == OciRuntime::Runsc {
+        return own_kernels_mounts();
+    }
     let plan = inputs.plan;
     let mut options = vec!["nosuid", "nodev", "noexec"];
     let mut census = options.clone();

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use warren_init::plan::{self, Cgroups, LOCK_FILE, OWN_PLACE, OWN_PROC, OWN_PROGRAM, Plan, STAGE};
-use warren_init::plan::{Entry, EntryKind, Owner};
+use warren_init::plan::{Entry, EntryKind, OWN_GROUPS, Owner, Walls};
 use warren_init::protocol;
 use warren_sys::cgroup::Layout;
 use warren_sys::{fd, socket};
@@ -349,6 +349,9 @@ fn contained(plan: &Plan) -> Plan {
         entry(OWN_PROC, EntryKind::Directory(0o555)),
         entry(OWN_PROGRAM, EntryKind::File(Vec::new())),
     ]);
+    if plan.walls == Walls::OwnKernel {
+        plan.skeleton.extend(OWN_GROUPS.map(|path| entry(path, EntryKind::Directory(0o700))));
+    }
     plan
 }
 

@@ -1,4 +1,4 @@
-//! The `oci` backends: sandboxes whose walls a container runtime puts up, `runc` or `crun`.
+//! The `oci` backends: sandboxes whose walls a container runtime puts up, `runc`, `crun`, or gVisor's `runsc`.
 //!
 //! ```text
 //! spec -> the plan of the linux backend (pure) -> config.json (config.rs, pure) -> a guard for each (warren_init::stage)
@@ -36,11 +36,13 @@ pub enum OciRuntime {
     Runc,
     /// The same in C.
     Crun,
+    /// gVisor: a kernel in user space.
+    Runsc,
 }
 
 impl OciRuntime {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Runc, Self::Crun];
+    pub const ALL: [Self; 3] = [Self::Runc, Self::Crun, Self::Runsc];
 
     /// Returns the name of its program.
     #[must_use]
@@ -48,6 +50,7 @@ impl OciRuntime {
         match self {
             Self::Runc => "runc",
             Self::Crun => "crun",
+            Self::Runsc => "runsc",
         }
     }
 
@@ -63,6 +66,16 @@ impl OciRuntime {
         match self {
             Self::Runc => "oci-runc",
             Self::Crun => "oci-crun",
+            Self::Runsc => "oci-runsc",
+        }
+    }
+
+    /// Returns how far what it makes is from the host.
+    #[must_use]
+    pub fn level(self) -> IsolationLevel {
+        match self {
+            Self::Runc | Self::Crun => IsolationLevel::Container,
+            Self::Runsc => IsolationLevel::Kernel,
         }
     }
 }
@@ -140,7 +153,7 @@ impl IsolationBackend for OciBackend {
     }
 
     fn level(&self) -> Option<IsolationLevel> {
-        Some(IsolationLevel::Container)
+        Some(self.runtime.kind().level())
     }
 
     async fn probe(&self) -> Result<BackendCapabilities> {

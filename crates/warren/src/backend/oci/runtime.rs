@@ -20,6 +20,17 @@ const PLACES: [&str; 6] =
 /// How long one call may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// What gVisor is told. By ptrace it needs nothing of the host but the call; what is written goes to our own
+/// layers, not to one in its memory.
+const RUNSC_FLAGS: [&str; 6] = [
+    "--platform=ptrace",
+    "--network=none",
+    "--ignore-cgroups",
+    "--overlay2=none",
+    "--host-uds=none",
+    "--file-access-mounts=exclusive",
+];
+
 /// One runtime of this host.
 #[derive(Debug)]
 pub(crate) struct Runtime {
@@ -61,7 +72,13 @@ impl Runtime {
 
     /// Says which it is, for people.
     pub(crate) fn describe(&self) -> String {
-        format!("{} ({}), which made the namespaces", self.version, self.program.display())
+        let made = if self.has_own_kernel() { "is the kernel" } else { "made the namespaces" };
+        format!("{} ({}), which {made}", self.version, self.program.display())
+    }
+
+    /// Reports whether what it makes runs on a kernel that it brings along.
+    pub(crate) fn has_own_kernel(&self) -> bool {
+        self.kind == OciRuntime::Runsc
     }
 
     /// Counts the containers, so that two begin to look for ids in different places.
@@ -101,6 +118,8 @@ impl Runtime {
             // crun 1.8 gives up where both versions of control groups are mounted, and takes one path for all
             // hierarchies.
             OciRuntime::Crun => None,
+            // It is told to leave them alone, and is started where it has to be, with all its processes.
+            OciRuntime::Runsc => None,
         }
     }
 
@@ -120,6 +139,7 @@ impl Runtime {
         let own: &[&str] = match self.kind {
             OciRuntime::Runc => &[],
             OciRuntime::Crun => &["--cgroup-manager=disabled"],
+            OciRuntime::Runsc => &RUNSC_FLAGS,
         };
         words.extend(own.iter().map(|word| (*word).to_owned()));
         words
