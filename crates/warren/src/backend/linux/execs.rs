@@ -403,12 +403,12 @@ impl LinuxSandbox {
         fds.extend([file.as_fd(), rung.as_fd()]);
         let sent = self.control().send(&Request::Exec(request), &fds).await;
         sent.map_err(|error| lost("reach init", error))?;
-        drop((theirs, theirs_notice));
+        drop(theirs);
         exec.phase.send_modify(|phase| {
             phase.input_taken = taken;
             phase.input_open = more || options.input == ExecInput::Control;
         });
-        let listener = Self::listen_to(exec, channel, notice)?;
+        let listener = Self::listen_to(exec, channel, (notice, theirs_notice))?;
         if !rest.is_empty() {
             let (exec, end) = (exec.clone(), options.input == ExecInput::Closed);
             self.execs().tasks.spawn(async move {
@@ -435,12 +435,18 @@ impl LinuxSandbox {
     }
 
     /// Returns what hears what init says of an exec.
-    fn listen_to(exec: &Arc<LoggedExec>, channel: Channel, notice: OwnedFd) -> Result<Listener> {
+    fn listen_to(
+        exec: &Arc<LoggedExec>,
+        channel: Channel,
+        (notice, rung): (OwnedFd, Option<OwnedFd>),
+    ) -> Result<Listener> {
         let channel = Arc::new(channel);
         *guard(&exec.channel) = Some(channel.clone());
         let notice = watch_fd(notice).map_err(|error| lost("watch a log", error))?;
         let exec = exec.clone();
         Ok(Listener(Box::pin(async move {
+            // Kept open: a pipe that nobody can write to any more is readable for ever.
+            let _rung = rung;
             let finish = loop {
                 let heard = tokio::select! {
                     biased;
@@ -504,7 +510,7 @@ impl LinuxSandbox {
         let sent = self.control().send(&Request::Follow(id.0), &fds).await;
         sent.map_err(|error| lost("reach init", error))?;
         drop(theirs);
-        self.execs().tasks.spawn(Self::listen_to(&exec, channel, notice)?.0);
+        self.execs().tasks.spawn(Self::listen_to(&exec, channel, (notice, rung))?.0);
         // Until init has said how far it is, it would seem to take no input. One that is being started
         // says it later.
         let mut phase = exec.phase.subscribe();
