@@ -35,6 +35,11 @@ const MAX_WORDS: u64 = 2048;
 
 /// Goes on as init in a container. Does not return.
 pub fn inside() -> ! {
+    if std::env::vars_os().next().is_some() {
+        // gVisor adds some, and lets commands read those of init: begin again without. Returns only if it cannot.
+        let _ = Command::new(OWN_PROGRAM).arg("contained").env_clear().exec();
+        process::exit_now(1)
+    }
     apply::become_contained()
 }
 

@@ -261,6 +261,9 @@ impl LinuxSandbox {
         };
         // Decided before anything is ended, so that what cannot be leaves all as it is.
         let mut plan = plan::plan(&inputs, &plan::RealHost)?;
+        if self.core.support.own_kernel {
+            plan.walls = init_plan::Walls::OwnKernel;
+        }
         std::mem::take(&mut *self.transfers()).cancel();
         *self.core.tracked.lock().unwrap_or_else(PoisonError::into_inner) = None;
         old.end().await?;
