@@ -245,6 +245,10 @@ pub(crate) struct RunArgs {
     /// Print no warnings and notes.
     #[arg(long, short)]
     pub(crate) quiet: bool,
+    /// Follow the command, call by call, and say on stderr what walls refused to it and what would allow
+    /// that; with --json in the answer. It takes longer.
+    #[arg(long)]
+    pub(crate) explain: bool,
 
     /// The command and its arguments.
     #[arg(value_name = "CMD", required = true, trailing_var_arg = true)]

@@ -328,13 +328,7 @@ pub(crate) fn exec_at(
     printed(output::print(&stdout))?;
     // Nobody reads it any more if this fails.
     let _ = std::io::stderr().write_all(&stderr);
-    if !matches!(
-        shown.cause,
-        warren::ExecCause::Exited { .. } | warren::ExecCause::Signalled { .. }
-    ) {
-        say(&format!("warren: ended: {}", shown.cause));
-        shown.denials.iter().for_each(|denial| say(&format!("hint: {denial}")));
-    }
+    output::say_end(&shown.cause, &shown.denials);
     Ok(code)
 }
 

@@ -15,7 +15,6 @@ use rustix::stdio::{stderr, stdin, stdout};
 use serde_json::Value;
 use tokio::io::Interest;
 use tokio_tungstenite::tungstenite::Message;
-use warren::ExecCause;
 use warren_api::rest::execs::{
     AttachText, ExecInfoView, ExecListView, InputView, SignalBody, StartExecBody, TerminalBody,
 };
@@ -75,6 +74,10 @@ pub(crate) struct ExecArgs {
     /// Save the sandbox before, for `warren undo`, and say on stderr what the command changed; with --json in the answer.
     #[arg(long, conflicts_with_all = ["detach", "tty"])]
     savepoint: bool,
+    /// Follow the command, call by call, and say on stderr what walls refused to it and what would allow
+    /// that; with --json in the answer. It takes longer.
+    #[arg(long)]
+    explain: bool,
     /// Name or id of the sandbox, or the beginning of one; the default sandbox if absent.
     sandbox: Option<String>,
     /// The command and its arguments.
@@ -255,6 +258,7 @@ fn body_of(args: &ExecArgs) -> Result<ExecBody, Failure> {
         stdin: None,
         stdin_base64: None,
         timeout_ms: args.timeout.and_then(Cap::bound),
+        explain: args.explain,
     })
 }
 
@@ -350,6 +354,7 @@ pub(crate) fn shell(args: &ShellArgs) -> Result<u8, Failure> {
         stdin: None,
         stdin_base64: None,
         timeout_ms: None,
+        explain: false,
     };
     let body = StartExecBody {
         id: args.id.clone(),
@@ -501,13 +506,8 @@ fn finish(seen: Seen, json: bool) -> Result<u8, Failure> {
         show_object(&*info)?;
     }
     let Some(end) = info.end.filter(|_| ended) else { return Ok(0) };
-    match &end.cause {
-        ExecCause::Exited { .. } | ExecCause::Signalled { .. } => {}
-        _ if json => {}
-        cause => {
-            say(&format!("warren: ended: {cause}"));
-            end.denials.iter().for_each(|denial| say(&format!("hint: {denial}")));
-        }
+    if !json {
+        output::say_end(&end.cause, &end.denials);
     }
     Ok(u8::try_from(end.exit_code & 0xff).unwrap_or(125))
 }

@@ -3,7 +3,7 @@
 use std::io::{self, Write as _};
 
 use serde::Serialize;
-use warren::{Enforcement, ExecCause, ResourceUsage};
+use warren::{Denial, Enforcement, ExecCause, ResourceUsage};
 
 /// What `warren run --json` prints.
 #[derive(Debug, Serialize)]
@@ -19,6 +19,25 @@ pub(crate) struct RunReport<'a> {
     pub(crate) usage: ResourceUsage,
     pub(crate) enforced: &'a Enforcement,
     pub(crate) notes: &'a [String],
+    /// What walls refused, if that was asked for.
+    #[serde(skip_serializing_if = "<[Denial]>::is_empty")]
+    pub(crate) denials: &'a [Denial],
+}
+
+/// Says how a command ended, if it does not say so itself, and what walls refused to it.
+pub(crate) fn say_end(cause: &ExecCause, denials: &[Denial]) {
+    if !matches!(cause, ExecCause::Exited { .. } | ExecCause::Signalled { .. }) {
+        say(&format!("warren: ended: {cause}"));
+    }
+    say_denials(denials);
+}
+
+/// Says what walls refused to a command: a limit that ended it, with a hint; else what it was refused.
+pub(crate) fn say_denials(denials: &[Denial]) {
+    for denial in denials {
+        let word = if denial.errno.is_some() { "denied" } else { "hint" };
+        say(&format!("{word}: {denial}"));
+    }
 }
 
 /// What the command wrote, as text and, where it is none, in base64 too.

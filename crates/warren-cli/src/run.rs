@@ -13,7 +13,7 @@ use warren::backend::{LandlockBackend, LinuxBackend};
 use warren::layers::{Held, Layers};
 use warren::template::{Template, Templates};
 use warren::{
-    ExecCause, ExecContext, IsolationBackend as _, Limit, ResourceLimits, ResourceUsage,
+    ExecCause, ExecContext, Explain, IsolationBackend as _, Limit, ResourceLimits, ResourceUsage,
     Sandbox as _, SandboxError,
 };
 
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
             Stdio::Pipes
         };
         let (sandbox, execution) = tokio::select! {
-            made = backend.create_for(&request, stdio) => made?,
+            made = backend.create_for(&request, stdio, explain_of(args)) => made?,
             signal = interruption(&mut signals) => return Ok(exit_code(128 + signal)),
         };
         let enforced = sandbox.enforcement();
@@ -83,6 +83,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
         {
             say(&format!("warren: ended: {end}"));
         }
+        if !args.json {
+            output::say_denials(&ran.ending.denials);
+        }
         let exit_code = exit_code(ran.ending.exit_code);
         if args.json {
             let report = RunReport {
@@ -96,6 +99,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
                 usage: ran.ending.usage,
                 enforced: &enforced,
                 notes: &request.notes,
+                denials: &ran.ending.denials,
             };
             let printed = output::print_json(&report);
             printed.map_err(|error| Failure::system("cannot write to stdout", &error))?;
@@ -122,15 +126,16 @@ impl Maker {
         &self,
         request: &Request,
         stdio: Stdio,
+        explain: Explain,
     ) -> Result<(LinuxSandbox, Execution), SandboxError> {
         let Request { spec, options, command, .. } = request;
         let context = ExecContext::default();
         match self {
             Self::Landlock(backend) => {
-                backend.create_for(spec, options, command, &context, stdio).await
+                backend.create_for(spec, options, command, &context, stdio, explain).await
             }
             Self::Linux(backend) => {
-                backend.create_for(spec, options, command, &context, stdio).await
+                backend.create_for(spec, options, command, &context, stdio, explain).await
             }
         }
     }
@@ -275,7 +280,13 @@ async fn pass_on(execution: &Execution, received: Received) -> Result<(), Failur
 fn insisted(signal: i32) -> Ending {
     let cause = ExecCause::KilledByPolicy { reason: "asked to end twice".to_owned() };
     let (duration, usage) = (Duration::ZERO, ResourceUsage::default());
-    Ending { cause, exit_code: 128 + signal, duration, usage, tasks_started: 0 }
+    let (exit_code, denials) = (128 + signal, Vec::new());
+    Ending { cause, exit_code, duration, usage, tasks_started: 0, denials }
+}
+
+/// Says how much is to be explained: the caller sees the host with its own eyes.
+fn explain_of(args: &RunArgs) -> Explain {
+    if args.explain { Explain::Host } else { Explain::Nothing }
 }
 
 /// Waits for a signal that would end any other program.

@@ -33,6 +33,16 @@ pub(crate) struct Started {
 pub(crate) type Refusal = (Stage, i32);
 
 impl Started {
+    /// Takes over a command that was started by another.
+    pub(crate) fn elsewhere(pid: Pid, outcome: OwnedFd, stages: Vec<Stage>) -> Self {
+        Self { starting: Starting::elsewhere(pid, outcome), stages }
+    }
+
+    /// Tells to which stage each of its steps belongs.
+    pub(crate) fn stages(&self) -> &[Stage] {
+        &self.stages
+    }
+
     pub(crate) fn pid(&self) -> Pid {
         self.starting.pid()
     }

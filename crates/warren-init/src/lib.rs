@@ -9,6 +9,7 @@ mod account;
 mod apply;
 pub mod archive;
 mod exec;
+mod explain;
 mod files;
 pub mod launcher;
 pub mod log;

@@ -6,6 +6,7 @@
 //! 0        head: what init says of the log (what was forgotten, where it was cut, how it ended)
 //! 64 KiB   meta: what the one who asked for the exec notes about it
 //! 512 KiB  verdict: how it ended, as the one who asked for it settled it
+//! 960 KiB  denied: what walls refused to it, as init saw it, where somebody asked for that
 //! 1 MiB    index: for each run of bytes of one stream, where it begins and which stream it is
 //! 16 MiB   the bytes, to the end of the file: its size says how many there are
 //! ```
@@ -22,11 +23,14 @@ use rustix::io::{Errno, pread, pwrite};
 use serde::{Deserialize, Serialize};
 
 use crate::protocol::Ended;
+use crate::protocol::denied::{Denials, MAX_DENIED};
 
 /// Where the notes of the one who asked begin; the verdict is next.
 pub const META: u64 = 64 << 10;
-/// Where the verdict begins; the index is next.
+/// Where the verdict begins; what was denied is next.
 pub const VERDICT: u64 = 512 << 10;
+/// Where it is noted what walls refused; the index is next.
+const DENIED: u64 = 960 << 10;
 /// Where the index begins; the bytes are next.
 #[doc(hidden)]
 pub const INDEX: u64 = 1 << 20;
@@ -191,6 +195,14 @@ impl Log {
         let _ = self.write_head();
     }
 
+    /// Notes what walls refused to the exec, before it has [ended](Self::end).
+    pub fn note(&self, denials: &Denials) {
+        let Ok(text) = postcard::to_allocvec(denials) else { return };
+        if (text.len() as u64) < INDEX - DENIED - 4 {
+            let _ = write_note(&self.file, DENIED, &text);
+        }
+    }
+
     fn write_head(&self) -> io::Result<()> {
         let text = postcard::to_allocvec(&self.head).map_err(io::Error::other)?;
         let mut block = vec![0; HEAD_TEXT];
@@ -346,6 +358,17 @@ pub fn write_note(file: impl AsFd, place: u64, text: &[u8]) -> io::Result<()> {
     let block = [&length.to_le_bytes()[..], text].concat();
     pwrite(file, &block, place)?;
     Ok(())
+}
+
+/// Reads what walls refused to the exec, as init saw it; nothing if nobody asked for that.
+pub fn denied(file: impl AsFd) -> io::Result<Denials> {
+    let Some(text) = read_note(file, DENIED)?.filter(|t| (t.len() as u64) < INDEX - DENIED) else {
+        return Ok(Denials::default());
+    };
+    let damaged = |_| io::Error::new(io::ErrorKind::InvalidData, "a damaged log");
+    let mut denials: Denials = postcard::from_bytes(&text).map_err(damaged)?;
+    denials.list.truncate(MAX_DENIED);
+    Ok(denials)
 }
 
 /// The longest note.

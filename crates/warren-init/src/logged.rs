@@ -14,6 +14,7 @@ use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 
 use crate::exec::{self, Ends};
 use crate::log::{Log, Overflow, Room, Stream};
+use crate::protocol::denied::Denials;
 use crate::protocol::{Ended, ExecEvent, Input};
 
 /// How much is moved at once.
@@ -187,6 +188,11 @@ impl Logged {
         self.log.end(*ended);
         self.ended = true;
         self.feed = None;
+    }
+
+    /// Notes what walls refused to the command.
+    pub(crate) fn note(&self, denials: &Denials) {
+        self.log.note(denials);
     }
 
     /// Reports whether nothing more can come of it.

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use warren_sys::socket;
 
 use crate::log::Overflow;
+pub mod denied;
 pub mod files;
 
 /// The longest message that travels in the packet itself.
@@ -153,6 +154,8 @@ pub struct Exec {
     pub only: bool,
     /// Whether somebody waits to hear that its program runs, and not only how it ended.
     pub announced: bool,
+    /// Whether it is followed, to tell what walls refused to it.
+    pub explain: bool,
 }
 
 /// One of the sandbox's users, who runs a command.
@@ -253,6 +256,10 @@ pub enum ExecEvent {
         /// What the kernel said.
         errno: i32,
     },
+    /// A wall refused this to it; comes before it is over.
+    Denied(denied::Denied),
+    /// So many more refusals there were.
+    DeniedMore(u32),
     /// It is over.
     Ended(Ended),
     /// How much of its input was taken. Whoever sent more waits for the next of these.
@@ -302,6 +309,8 @@ pub enum Stage {
     Program,
     /// The sandbox is suspended.
     Suspended,
+    /// Being followed.
+    Follow,
 }
 
 /// How a command ended and what it used.
@@ -509,6 +518,7 @@ mod tests {
             open_files: Some(3),
             only: false,
             announced: true,
+            explain: false,
         }
     }
 

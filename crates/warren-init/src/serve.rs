@@ -17,10 +17,12 @@ use warren_sys::socket;
 use crate::account::{Census, Leaf, Meter, Seen, Work, freeze_all};
 use crate::apply::Inherited;
 use crate::exec::{self, Ends, Refusal, Ruled, Spare, Started, Starter};
+use crate::explain::Follower;
 use crate::launcher::{drain, is_about_one_message};
 use crate::log::Room;
 use crate::logged::Logged;
 use crate::plan::{COMMAND_BITS, INIT_ID, Lifetime, Plan, WORKLOAD_ID, Walls};
+use crate::protocol::denied::Denials;
 use crate::protocol::{
     self, Done, Ended, Exec, ExecControl, ExecEvent, Input, Request, Stage, Standing, Status,
     StoppedBy, Streams, Used,
@@ -75,6 +77,8 @@ struct Running {
     only: bool,
     /// The first number that a process got that it started, or that it got itself.
     first_number: u64,
+    /// Who sees what walls refuse to it, if somebody asked for that.
+    follower: Option<Follower>,
 }
 
 /// A command that was begun.
@@ -83,6 +87,7 @@ struct Begun {
     leaf: Option<Leaf>,
     mark: u64,
     first_number: u64,
+    follower: Option<Follower>,
 }
 
 impl Running {
@@ -375,7 +380,7 @@ impl Init<'_> {
         let prepared = prepare_streams(exec, fds)
             .map_err(|error| (Stage::Fork, error.raw_os_error().unwrap_or_default()));
         let begun = prepared.and_then(|prepared| Ok((self.begin(exec, &prepared.ends)?, prepared)));
-        let (Begun { starting, leaf, mark, first_number }, prepared) = match begun {
+        let (Begun { starting, leaf, mark, first_number, follower }, prepared) = match begun {
             Ok(begun) => begun,
             Err((stage, errno)) => return refuse(stage, errno),
         };
@@ -402,6 +407,7 @@ impl Init<'_> {
             given_up: None,
             only: exec.only && self.plan.lifetime == Lifetime::Attached,
             first_number,
+            follower,
         };
         if self.plan.bounds.memory.is_some() {
             self.next_memory_look = Some(started + MEMORY_INTERVAL);
@@ -414,12 +420,20 @@ impl Init<'_> {
     fn begin(&mut self, exec: &Exec, ends: &Ends) -> Result<Begun, Refusal> {
         let mut planned = self.starter.plan(exec, ends)?;
         self.prepare_at = None;
-        if let Some(spare) = self.spare.take() {
+        if !exec.explain
+            && let Some(spare) = self.spare.take()
+        {
             let (pid, mark) = (spare.pid(), spare.mark);
             let first_number = self.meter.last_number().map_or(0, |last| last + 1);
             match spare.become_command(planned) {
                 (Some(starting), leaf) => {
-                    return Ok(Begun { starting, leaf: Some(leaf), mark, first_number });
+                    return Ok(Begun {
+                        starting,
+                        leaf: Some(leaf),
+                        mark,
+                        first_number,
+                        follower: None,
+                    });
                 }
                 // Something killed it, or is about to have.
                 (None, leaf) => {
@@ -433,10 +447,18 @@ impl Init<'_> {
         let leaf = leaf.map_err(|error| (Stage::Fork, error.raw_os_error().unwrap_or_default()))?;
         let mark = leaf.as_ref().and_then(Leaf::mark).unwrap_or_else(|| self.new_mark());
         let group = self.work.as_ref().zip(leaf.as_ref());
-        match self.starter.start(planned, group, mark) {
-            Ok(starting) => {
+        let begun = match exec.explain {
+            true => {
+                let (plan, census) = (self.plan, &self.census);
+                Follower::start(&self.starter, plan, census, planned, group, mark)
+                    .map(|(starting, follower)| (starting, Some(follower)))
+            }
+            false => self.starter.start(planned, group, mark).map(|starting| (starting, None)),
+        };
+        match begun {
+            Ok((starting, follower)) => {
                 let first_number = number(starting.pid());
-                Ok(Begun { starting, leaf, mark, first_number })
+                Ok(Begun { starting, leaf, mark, first_number, follower })
             }
             Err(refusal) => {
                 // The group of a command that was never started must not stay.
@@ -757,8 +779,12 @@ impl Init<'_> {
                     written_bytes,
                     tasks_started: self.started_since(&running),
                 };
+                let denials = running.follower.as_ref().map(Follower::told);
                 if let Some(logged) = self.logs.get_mut(&running.mark) {
+                    denials.iter().for_each(|denials| logged.note(denials));
                     logged.end(&mut ended);
+                } else if let (Some(denials), Some(channel)) = (denials, &running.channel) {
+                    tell(channel, denials);
                 }
                 ExecEvent::Ended(ended)
             }
@@ -872,6 +898,8 @@ impl Init<'_> {
     /// dies at last.
     fn give_up(&mut self, pid: Pid) {
         let Some(running) = self.running.remove(&pid) else { return };
+        // It may be what holds the process up.
+        running.follower.iter().for_each(Follower::end);
         let usage = process::Usage { cpu: Duration::ZERO, peak_resident: 0 };
         self.ended(running, End::Signalled(Signal::KILL.as_raw()), usage, (0, 0));
     }
@@ -964,6 +992,16 @@ fn prepare_streams(exec: &Exec, mut fds: Vec<OwnedFd>) -> std::io::Result<Prepar
     Ok(prepared)
 }
 
+/// Says what walls refused to a command.
+fn tell(channel: &OwnedFd, denials: Denials) {
+    for denied in denials.list {
+        let _ = protocol::send(channel, &ExecEvent::Denied(denied), &[]);
+    }
+    if denials.omitted > 0 {
+        let _ = protocol::send(channel, &ExecEvent::DeniedMore(denials.omitted), &[]);
+    }
+}
+
 /// Empties a pipe into nothing; `false` when nobody can write to it any more.
 fn discard(pipe: &OwnedFd) -> bool {
     !matches!(rustix::io::read(pipe, &mut [0; 16 * 1024]), Ok(0))
@@ -983,7 +1021,7 @@ fn micros(time: Duration) -> u64 {
 }
 
 /// Reports whether nothing more can be written, in bytes or in files.
-fn scratch_is_full() -> bool {
+pub(crate) fn scratch_is_full() -> bool {
     rustix::fs::statvfs(c"/tmp").is_ok_and(|fs| {
         (fs.f_blocks > 0 && fs.f_bavail == 0) || (fs.f_files > 0 && fs.f_favail == 0)
     })

@@ -18,6 +18,7 @@ pub mod seccomp;
 pub mod socket;
 pub mod spawn;
 pub mod surface;
+pub mod trace;
 
 use std::io;
 

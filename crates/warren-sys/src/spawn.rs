@@ -164,6 +164,12 @@ impl AsFd for Starting {
 }
 
 impl Starting {
+    /// Takes hold of a process that another of ours started, in its own memory, and that says to
+    /// `outcome` how far it got.
+    pub fn elsewhere(pid: Pid, outcome: OwnedFd) -> Self {
+        Self { pid, outcome, held: None }
+    }
+
     /// The process.
     pub fn pid(&self) -> Pid {
         self.pid

@@ -64,6 +64,17 @@ mod needs_root {
     }
 
     #[tokio::test(flavor = "multi_thread")]
+    async fn what_is_refused_is_not_explained_where_following_would_break_sudo() {
+        let backend = LinuxBackend::new().unwrap();
+        let sandbox = backend.create(&spec("dev"), &CreateOptions::default()).await.unwrap();
+        let options = ExecOptions { explain: warren::Explain::Inside, ..ExecOptions::default() };
+        let command = Command::new("true");
+        let asked = sandbox.start_exec(&command, &ExecContext::default(), &options).await;
+        assert_eq!(asked.unwrap_err().code(), "unsupported");
+        sandbox.destroy().await.unwrap();
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
     async fn sudo_makes_root_of_a_user_and_of_root_nobody_of_the_host() {
         let backend = LinuxBackend::new().unwrap();
         let sandbox = backend.create(&spec("dev"), &CreateOptions::default()).await.unwrap();

@@ -4,6 +4,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test may panic as the test may")]
 
+#[path = "execution/explain.rs"]
+mod explain;
 #[path = "shared/plain_user.rs"]
 mod plain_user;
 

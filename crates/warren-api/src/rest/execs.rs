@@ -26,12 +26,13 @@ use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 use utoipa::ToSchema;
 use warren::{
-    Denial, ExecCause, ExecContext, ExecEnd, ExecId, ExecInfo, ExecInput, ExecOptions, FoundExec,
-    LogOverflow, LogPiece, LogRead, LogStream, LogWait, SandboxError, SandboxId, TerminalSize,
+    Denial, ExecCause, ExecContext, ExecEnd, ExecId, ExecInfo, ExecInput, ExecOptions, ExecOutput,
+    ExecReport, Explain, FoundExec, LogOverflow, LogPiece, LogRead, LogStream, LogWait,
+    SandboxError, SandboxId, TerminalSize,
 };
 
 use super::sandboxes::noted;
-use super::wire::{ExecBody, UsageView, millis};
+use super::wire::{ExecBody, ExecView, UsageView, millis};
 use crate::Api;
 use crate::error::{ApiError, ErrorBody};
 use crate::extract::{Body, Id, Parameters, plain};
@@ -143,7 +144,8 @@ pub struct ExecEndView {
     pub tasks_started: u64,
     /// When it was seen to end.
     pub ended_at: DateTime<Utc>,
-    /// The limit that ended it, if one did, with what would allow it.
+    /// The limit that ended it, if one did, and, with `explain`, what walls refused to it; each with
+    /// what would allow it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<Object>)]
     pub denials: Vec<Denial>,
@@ -361,10 +363,70 @@ pub(crate) async fn start(
         input: if open_stdin { ExecInput::Open } else { ExecInput::Closed },
         terminal: terminal.map(Into::into),
         overflow,
+        explain: explain(&who, &command),
         ..ExecOptions::default()
     };
     let exec = begin(&api, &who, &id, command, &options).await?;
     Ok((StatusCode::CREATED, Json(exec.info().into())))
+}
+
+/// Says how much may be explained to somebody: what files the host has is for the operator alone, who
+/// may show them to sandboxes.
+pub(super) fn explain(who: &Principal, command: &ExecBody) -> Explain {
+    match (command.explain, who.operator) {
+        (false, _) => Explain::Nothing,
+        (true, false) => Explain::Inside,
+        (true, true) => Explain::Host,
+    }
+}
+
+/// An exec that nobody can ask for again: it ends and is forgotten with whoever waits for it.
+struct Passing {
+    api: Api,
+    exec: FoundExec,
+}
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        let exec = Arc::clone(&self.exec);
+        self.api.0.tasks.spawn(async move {
+            let _ = exec.kill().await;
+            let _ = exec.wait().await;
+            let _ = exec.forget().await;
+        });
+    }
+}
+
+/// Waits for an exec that nobody else knows of, and returns all that it gave.
+pub(super) async fn outcome(api: &Api, exec: FoundExec) -> Result<ExecView, ApiError> {
+    let passing = Passing { api: api.clone(), exec };
+    let exec = &passing.exec;
+    let end = exec.wait().await?;
+    let (mut stdout, mut stderr, mut at) = (Vec::new(), Vec::new(), 0);
+    loop {
+        let read = exec.read(at, CHUNK, LogWait::Never).await?;
+        for LogPiece { stream, bytes, .. } in read.pieces {
+            match stream {
+                LogStream::Stdout => stdout.extend_from_slice(&bytes),
+                LogStream::Stderr => stderr.extend_from_slice(&bytes),
+                LogStream::Control => {}
+            }
+        }
+        if read.ended || read.next == at {
+            break;
+        }
+        at = read.next;
+    }
+    let ExecEnd { cause, exit_code, duration, usage, denials, .. } = end;
+    let output = ExecOutput {
+        exit_code,
+        stdout,
+        stderr,
+        duration,
+        resource_usage: Some(usage),
+        ..ExecOutput::default()
+    };
+    Ok(ExecView { denials, ..ExecReport::with_exit_code(output, cause).into() })
 }
 
 /// Starts an exec, and counts it until it ends.

@@ -14,15 +14,15 @@ use warren::denial;
 use warren::layers::Held;
 use warren::template::Defaults;
 use warren::{
-    AcquireOptions, AttachRequest, Base, DiffOptions, ExecContext, Sandbox, SandboxError,
-    SandboxId, SandboxSession, SandboxSpec,
+    AcquireOptions, AttachRequest, Base, DiffOptions, ExecContext, ExecOptions, Explain, Sandbox,
+    SandboxError, SandboxId, SandboxSession, SandboxSpec,
 };
 
-use super::snapshots;
 use super::wire::{
     AcquiredView, AttachBody, CreateSandboxBody, ExecBody, ExecView, ListParams, Page,
     SandboxDetailView, SandboxView, SavepointView, SessionView, StateView,
 };
+use super::{execs, snapshots};
 use crate::audit::Exec;
 use crate::error::{ApiError, ErrorBody};
 use crate::extract::{Body, Id, Parameters};
@@ -375,8 +375,15 @@ pub(super) async fn run(
     id: &SandboxId,
     body: ExecBody,
 ) -> Result<ExecView, ApiError> {
+    let explain = execs::explain(who, &body);
     let command = body.command()?;
     let (sandbox, _) = api.sandbox(who, id).await?;
+    if explain != Explain::Nothing {
+        let _running = api.run_one(who, noted(id, None, &command)).await?;
+        let options = ExecOptions { explain, ..ExecOptions::default() };
+        let exec = sandbox.start_exec(&command, &ExecContext::default(), &options).await?;
+        return execs::outcome(api, exec).await;
+    }
     run_in(api, who, &*sandbox, &command).await
 }
 

@@ -409,6 +409,10 @@ pub struct ExecBody {
     /// How long it may take.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_ms: Option<u64>,
+    /// Whether it is followed, call by call, so that its `denials` say what walls refused to it; it
+    /// takes longer then. Not every backend can.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub explain: bool,
 }
 
 /// A command to run in a sandbox of its own.
@@ -492,7 +496,8 @@ pub struct ExecView {
     pub resource_limited: bool,
     /// What it used, where that was measured.
     pub usage: Option<UsageView>,
-    /// The limit that ended it, if one did, with what would allow it.
+    /// The limit that ended it, if one did, and, with `explain`, what walls refused to it; each with
+    /// what would allow it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<Object>)]
     pub denials: Vec<Denial>,

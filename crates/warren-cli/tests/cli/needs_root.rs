@@ -148,3 +148,46 @@ fn named(dir: &Path, part: &str) -> Vec<PathBuf> {
     })
     .collect()
 }
+
+#[test]
+fn what_walls_refuse_is_said_on_stderr_and_in_json_and_changes_nothing_else() {
+    let script = "echo out; cat /etc/shadow; touch /usr/lib/x; cat /tmp/absent; exit 3";
+    let nobody = Nobody::new();
+    let as_root = |args: &[&str]| run(args);
+    let as_nobody = |args: &[&str]| nobody.run(args);
+    let callers: [&dyn Fn(&[&str]) -> Outcome; 2] = [&as_root, &as_nobody];
+    for warren in callers {
+        let plain = warren(&["--quiet", "--", "sh", "-c", script]);
+        let seen = warren(&["--quiet", "--explain", "--", "sh", "-c", script]);
+        assert_eq!((seen.code, &seen.stdout), (Some(3), &plain.stdout), "{seen:?}");
+        let told =
+            seen.stderr.strip_prefix(&plain.stderr).expect("what it wrote itself comes first");
+        let expected = "denied: read /etc/shadow, by the sandbox's root, in which this path of the host \
+            is not shown; allowed by --ro /etc/shadow\n\
+            denied: create /usr/lib/x, by the read-only mount /usr; allowed by --bind SRC:/usr/lib\n";
+        assert_eq!(told, expected);
+
+        let seen = warren(&["--quiet", "--explain", "--json", "--", "sh", "-c", script]);
+        let report: Value = serde_json::from_str(&seen.stdout).expect("one object");
+        let denials = report["denials"].as_array().expect("a list");
+        assert_eq!((seen.code, denials.len()), (Some(3), 2), "{report}");
+        assert_eq!(denials[1]["wall"], "mount");
+        assert_eq!(denials[1]["errno"], "EROFS");
+        let seen = warren(&["--quiet", "--json", "--", "sh", "-c", script]);
+        assert!(!seen.stdout.contains("denials"), "nobody asked: {seen:?}");
+    }
+}
+
+#[test]
+fn without_a_root_of_its_own_the_rules_are_what_refuses() {
+    let nobody = Nobody::new();
+    let args = ["--quiet", "--isolation", "process", "--explain", "--", "sh", "-c"];
+    fs::write(nobody.path("theirs"), "").expect("a file");
+    let theirs = nobody.path("theirs").display().to_string();
+    let script = format!("cat {theirs}; echo x >mine && cat mine");
+    let seen = nobody.run(&[&args[..], &[&script]].concat());
+    assert_eq!((seen.code, seen.stdout.as_str()), (Some(0), "x\n"), "{seen:?}");
+    let expected = format!("denied: read {theirs}, by Landlock; allowed by --ro {theirs}");
+    assert!(seen.stderr.lines().any(|line| line == expected), "{seen:?}");
+    assert!(!seen.stderr.contains("mine"), "{seen:?}");
+}

@@ -315,3 +315,60 @@ fn post(place: &Place, path: &str, body: &str) -> String {
     stream.read_to_string(&mut answer).unwrap();
     answer
 }
+
+#[test]
+fn what_walls_refuse_is_told_to_the_operator_with_the_host_and_to_a_tenant_without() {
+    let place = Place::with_backend("linux");
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    drop(listener);
+    let made = place.run(&["key", "create", "alice", "--json"]);
+    let made: Value = serde_json::from_str(&made.stdout).unwrap();
+    let key = made["key"].as_str().unwrap();
+    let daemon = Daemon::start_in(place.clone(), &["--listen", &address, "--stop-all"]);
+    daemon.ok(&["create", "--name", "box"]);
+    let script = "cat /etc/shadow; touch /usr/lib/x; exit 3";
+    let seen = daemon.run(&["exec", "--explain", "box", "--", "sh", "-c", script]);
+    assert_eq!(seen.code, Some(3), "{}", seen.stderr);
+    for told in [
+        "denied: read /etc/shadow, by the sandbox's root, in which this path of the host is not \
+         shown; allowed by --ro /etc/shadow",
+        "denied: create /usr/lib/x, by the read-only mount /usr; allowed by --bind SRC:/usr/lib",
+    ] {
+        assert!(seen.stderr.lines().any(|line| line == told), "{}", seen.stderr);
+    }
+    let whats = |answer: &Value| {
+        let denials = answer["denials"].as_array().cloned().unwrap_or_default();
+        let whats = denials.iter().map(|denial| denial["what"].as_str().unwrap().to_owned());
+        whats.collect::<Vec<_>>()
+    };
+    let seen = daemon.run(&["exec", "--json", "--explain", "box", "--", "sh", "-c", script]);
+    let seen: Value = serde_json::from_str(&seen.stdout).unwrap();
+    assert_eq!(whats(&seen), ["read /etc/shadow", "create /usr/lib/x"], "{seen}");
+
+    let ask = |path: &str, body: &str| -> Value {
+        let mut stream = std::net::TcpStream::connect(&address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        write!(
+            stream,
+            "POST {path} HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {key}\r\n\
+             Content-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let body = answer.split("\r\n\r\n").nth(1).unwrap();
+        serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}"))
+    };
+    let made = ask("/v1/sandboxes", "{}");
+    let id = made["sandbox"]["id"].as_str().unwrap();
+    let body = serde_json::json!({"program": "sh", "args": ["-c", script], "explain": true});
+    let seen = ask(&format!("/v1/sandboxes/{id}/exec"), &body.to_string());
+    assert_eq!(
+        (&seen["exit_code"], whats(&seen)),
+        (&3.into(), vec!["create /usr/lib/x".to_owned()])
+    );
+    let (code, daemon) = daemon.end("TERM");
+    assert_eq!(code, Some(0), "{}", daemon.log());
+}

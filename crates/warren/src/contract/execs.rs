@@ -9,7 +9,7 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{Denial, ExecCause, ResourceUsage, Result, SandboxError};
+use super::{Denial, ExecCause, Explain, ResourceUsage, Result, SandboxError};
 
 /// The longest name of an exec: with what is added to it, it names a file.
 const MAX_ID: usize = 64;
@@ -76,6 +76,8 @@ pub struct ExecOptions {
     pub user: Option<ExecUser>,
     /// What whoever started it wants to find with it again, up to [`MAX_EXEC_NOTE`] bytes.
     pub note: Option<String>,
+    /// Whether its result tells what walls refused to it.
+    pub explain: Explain,
 }
 
 /// The longest note that is kept with an exec.
@@ -206,7 +208,8 @@ pub struct ExecEnd {
     pub tasks_started: u64,
     /// When it was seen to end.
     pub ended_at: DateTime<Utc>,
-    /// The limit that ended it, if one did.
+    /// The limit that ended it, if one did; and what walls refused to it, if somebody
+    /// [asked](ExecOptions::explain).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub denials: Vec<Denial>,
 }

@@ -32,7 +32,7 @@ pub use backend::{
 pub use base::{Base, HostTools, LayerId, MAX_LAYERS};
 pub use capabilities::{Enforcement, Layer, SandboxCapabilities};
 pub use command::Command;
-pub use denial::Denial;
+pub use denial::{Denial, Explain};
 pub use error::{ProgramFault, Result, SandboxError};
 pub use exec::{ExecCause, ExecContext, ExecOutput, ExecReport, ResourceUsage, StreamOutput};
 pub use execs::{

@@ -26,7 +26,7 @@ use async_trait::async_trait;
 
 use crate::backend::linux::{Execution, LinuxBackend, LinuxSandbox, Stdio};
 use crate::{
-    BackendCapabilities, BackendHealth, Command, CreateOptions, ExecContext, Inspection,
+    BackendCapabilities, BackendHealth, Command, CreateOptions, ExecContext, Explain, Inspection,
     IsolationBackend, IsolationLevel, Result, Sandbox, SandboxId, SandboxSpec,
 };
 
@@ -77,8 +77,9 @@ impl LandlockBackend {
         cmd: &Command,
         ctx: &ExecContext,
         stdio: Stdio,
+        explain: Explain,
     ) -> Result<(LinuxSandbox, Execution)> {
-        self.inner.create_for(spec, options, cmd, ctx, stdio).await
+        self.inner.create_for(spec, options, cmd, ctx, stdio, explain).await
     }
 }
 

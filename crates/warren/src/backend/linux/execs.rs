@@ -38,7 +38,7 @@ use crate::backend::ExecPlan;
 use crate::denial;
 use crate::shell;
 use crate::{
-    ExecCause, ExecEnd, ExecHandle, ExecId, ExecInfo, ExecInput, ExecMeasure, ExecOptions,
+    ExecCause, ExecEnd, ExecHandle, ExecId, ExecInfo, ExecInput, ExecMeasure, ExecOptions, Explain,
     FoundExec, LogOverflow, LogPiece, LogRead, LogStream, LogWait, MAX_EXEC_NOTE, ResourceLimits,
     Result, SandboxError, SandboxId, TerminalSize,
 };
@@ -137,6 +137,9 @@ struct Note {
     fingerprint: u64,
     /// What the kernel had refused before.
     before: Refusals,
+    /// Whether it is told what walls refuse.
+    #[serde(default)]
+    explain: Explain,
 }
 
 /// One exec with a log.
@@ -316,6 +319,7 @@ impl LinuxSandbox {
             forgets: options.overflow == LogOverflow::Forget,
             fingerprint,
             before: self.instance().groups().refusals(),
+            explain: options.explain,
         };
         let (exec, is_new) = {
             // Held while the log is made, so that of two with one name one is the first.
@@ -389,6 +393,7 @@ impl LinuxSandbox {
         };
         let request = Exec {
             announced: exec.keep == Keep::Named,
+            explain: options.explain != Explain::Nothing,
             ..execution::request(&plan, limits, exec.id.0.clone(), streams)
         };
         let (channel, theirs) = Channel::pair().map_err(|error| lost("make a socket", error))?;
@@ -546,9 +551,14 @@ fn fingerprint(plan: &ExecPlan, options: &ExecOptions) -> u64 {
     let mut hasher = DefaultHasher::new();
     (&plan.program, &plan.args, &plan.workdir, &plan.env, &plan.stdin, plan.timeout)
         .hash(&mut hasher);
-    let ExecOptions { id: _, input, terminal, overflow, time_limits, user, note } = options;
+    let ExecOptions { id: _, input, terminal, overflow, time_limits, user, note, explain } =
+        options;
     let size = terminal.map(|size| (size.rows, size.columns));
     (*input as u8, size, *overflow as u8, *time_limits as u8, user, note).hash(&mut hasher);
+    if *explain != Explain::Nothing {
+        // Else what it was before anybody could ask for it: an exec may be older than we are.
+        explain.hash(&mut hasher);
+    }
     hasher.finish()
 }
 
@@ -641,6 +651,8 @@ impl LoggedExec {
             // One that was running before we came, and is not known to init, ended in between.
             Some(ExecEvent::Refused { .. }) if self.is_noted_as_ended() => Some(self.orphaned()),
             Some(ExecEvent::Refused { stage, errno }) => Some(Finish::Refused(stage, errno)),
+            // Those of an exec with a log are in that.
+            Some(ExecEvent::Denied(_) | ExecEvent::DeniedMore(_)) => None,
             Some(ExecEvent::Ended(ended)) => Some(Finish::Ended(Box::new(self.judge(&ended)))),
             None => Some(self.orphaned()),
         }
@@ -675,8 +687,17 @@ impl LoggedExec {
         let mut end = end_of(ending);
         if let Some(core) = core {
             core.account(&end.usage);
-            let limits = &core.terms().enforcement.limits;
-            end.denials.extend(denial::of_cause(&end.cause, limits));
+            let terms = core.terms();
+            end.denials.extend(denial::of_cause(&end.cause, &terms.enforcement.limits));
+            if self.note.explain != Explain::Nothing {
+                let seen = self.file().and_then(|file| log::denied(&*file)).unwrap_or_default();
+                for denial in execution::explained(&terms, self.note.explain, &seen) {
+                    // The limit that ended it was met by a call as well.
+                    if !end.denials.iter().any(|known| known.what == denial.what) {
+                        end.denials.push(denial);
+                    }
+                }
+            }
         }
         end
     }
@@ -690,7 +711,11 @@ impl LoggedExec {
             }
             other => other,
         };
+        // Where nobody holds the sandbox any more, not all was known: the next to take it up asks init, and
+        // judges by the log.
+        let is_held = self.core.strong_count() > 0;
         if let (Finish::Ended(end), Place::Path(_), Ok(file)) = (&finish, &self.place, self.file())
+            && is_held
         {
             let text = serde_json::to_vec(end).unwrap_or_default();
             if let Err(error) = log::write_note(&*file, VERDICT, &text) {
@@ -815,8 +840,8 @@ fn piece(piece: log::Piece) -> LogPiece {
 }
 
 fn end_of(ending: Ending) -> ExecEnd {
-    let Ending { cause, exit_code, duration, usage, tasks_started } = ending;
-    let (ended_at, denials) = (Utc::now(), Vec::new());
+    let Ending { cause, exit_code, duration, usage, tasks_started, denials } = ending;
+    let ended_at = Utc::now();
     ExecEnd { cause, exit_code, duration, usage, tasks_started, ended_at, denials }
 }
 

@@ -3,12 +3,14 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::net::unix::pipe;
 use warren_init::plan::WORKLOAD_ID;
+use warren_init::protocol::denied::{Denials, MAX_DENIED};
 use warren_init::protocol::{
     Ended, Exec, ExecControl, ExecEvent, Request, Stage, Status, StoppedBy, Streams,
 };
@@ -16,10 +18,12 @@ use warren_init::protocol::{
 use super::channel::Channel;
 use super::groups::Refusals;
 use super::plan::HOME;
-use super::sandbox::LinuxSandbox;
+use super::sandbox::{LinuxSandbox, Terms};
 use crate::backend::ExecPlan;
+use crate::denial::Ground;
 use crate::{
-    ExecCause, ProgramFault, ResourceLimits, ResourceUsage, Result, SandboxError, SandboxId,
+    Denial, ExecCause, Explain, ProgramFault, ResourceLimits, ResourceUsage, Result, SandboxError,
+    SandboxId,
 };
 
 /// Where a command's standard streams go.
@@ -44,6 +48,8 @@ pub struct Execution {
     program: String,
     before: Refusals,
     over_output: bool,
+    explain: Explain,
+    denials: Denials,
     /// Writes to the command; dropped to tell it that there is no more.
     pub stdin: Option<pipe::Sender>,
     /// What [`Command::stdin`](crate::Command) asked to be written first.
@@ -67,6 +73,8 @@ pub struct Ending {
     pub usage: ResourceUsage,
     /// Processes and threads that were started in the sandbox meanwhile, its own included.
     pub tasks_started: u64,
+    /// What walls refused to it, if somebody asked for that.
+    pub denials: Vec<Denial>,
 }
 
 /// The one command of a sandbox that is being made, which ends with it.
@@ -75,6 +83,7 @@ pub(crate) struct First {
     pub(crate) plan: ExecPlan,
     pub(crate) limits: ResourceLimits,
     pub(crate) stdio: Stdio,
+    pub(crate) explain: Explain,
 }
 
 /// A command that init was asked for.
@@ -84,6 +93,7 @@ pub(crate) struct Sent {
     program: String,
     input: Option<Vec<u8>>,
     streams: Option<(pipe::Sender, pipe::Receiver, pipe::Receiver)>,
+    explain: Explain,
 }
 
 impl Sent {
@@ -92,11 +102,10 @@ impl Sent {
         control: &Channel,
         base: Option<u32>,
         persistent: bool,
-        plan: ExecPlan,
-        limits: &ResourceLimits,
-        stdio: Stdio,
+        first: First,
         only: bool,
     ) -> Result<Self> {
+        let First { plan, limits, stdio, explain } = first;
         let streams = match stdio {
             Stdio::Pipes => {
                 let owner = base.map(|base| base + WORKLOAD_ID);
@@ -108,8 +117,9 @@ impl Sent {
             Stdio::Pipes => Streams::Given,
             Stdio::Terminal { rows, columns } => Streams::Terminal { rows, columns },
         };
-        let exec = request(&plan, limits, String::new(), named);
-        let request = Request::Exec(Exec { only, announced: true, ..exec });
+        let exec = request(&plan, &limits, String::new(), named);
+        let followed = explain != Explain::Nothing;
+        let request = Request::Exec(Exec { only, announced: true, explain: followed, ..exec });
         let (channel, theirs) = Channel::pair().map_err(|error| step("make a socket", error))?;
         let mut fds = vec![theirs.as_fd()];
         fds.extend(streams.iter().flat_map(|pipes| pipes.theirs.iter().map(AsFd::as_fd)));
@@ -122,20 +132,31 @@ impl Sent {
         control.send(&request, &fds).await.map_err(|error| step("reach init", error))?;
         let ExecPlan { program, stdin: input, .. } = plan;
         let streams = streams.map(|pipes| (pipes.stdin, pipes.stdout, pipes.stderr));
-        Ok(Self { channel, program, input, streams })
+        Ok(Self { channel, program, input, streams, explain })
     }
 }
 
 impl Execution {
     /// Takes hold of a command; `before` is how often the kernel had refused something by then.
     pub(crate) fn of(sandbox: LinuxSandbox, sent: Sent, before: Refusals) -> Self {
-        let Sent { channel, program, input, streams } = sent;
+        let Sent { channel, program, input, streams, explain } = sent;
         let (stdin, stdout, stderr) = match streams {
             Some((stdin, stdout, stderr)) => (Some(stdin), Some(stdout), Some(stderr)),
             None => (None, None, None),
         };
-        let over_output = false;
-        Self { sandbox, channel, program, before, over_output, stdin, input, stdout, stderr }
+        Self {
+            sandbox,
+            channel,
+            program,
+            before,
+            over_output: false,
+            explain,
+            denials: Denials::default(),
+            stdin,
+            input,
+            stdout,
+            stderr,
+        }
     }
 
     /// Waits until its program runs; returns the outer side of its terminal if it has one.
@@ -149,11 +170,16 @@ impl Execution {
                 terminal => Ok(terminal),
             },
             Ok(Some((ExecEvent::Refused { stage, errno }, _))) => Err(self.refused(stage, errno)),
-            Ok(Some((ExecEvent::Ended(_) | ExecEvent::Input { .. } | ExecEvent::Used(_), _))) => {
-                Err(SandboxError::Internal {
-                    message: "init spoke of a command before it started".to_owned(),
-                })
-            }
+            Ok(Some((
+                ExecEvent::Ended(_)
+                | ExecEvent::Input { .. }
+                | ExecEvent::Used(_)
+                | ExecEvent::Denied(_)
+                | ExecEvent::DeniedMore(_),
+                _,
+            ))) => Err(SandboxError::Internal {
+                message: "init spoke of a command before it started".to_owned(),
+            }),
             Ok(None) => Err(self.sandbox.ended()),
             Err(error) => Err(step("hear from init", error)),
         }
@@ -192,6 +218,12 @@ impl Execution {
                     ExecEvent::Started { .. } | ExecEvent::Input { .. } | ExecEvent::Used(_),
                     _,
                 ))) => {}
+                Ok(Some((ExecEvent::Denied(denied), _))) => {
+                    if self.denials.list.len() < MAX_DENIED {
+                        self.denials.list.push(denied);
+                    }
+                }
+                Ok(Some((ExecEvent::DeniedMore(more), _))) => self.denials.omitted = more,
                 Ok(Some((ExecEvent::Refused { stage, errno }, _))) => {
                     return Err(self.refused(stage, errno));
                 }
@@ -205,7 +237,10 @@ impl Execution {
     /// Decides how the command ended, from what init saw and what the kernel counted.
     fn settle(&self, ended: &Ended) -> Ending {
         let after = || self.sandbox.instance().groups().refusals();
-        let ending = settle(ended, self.before, after, self.over_output);
+        let mut ending = settle(ended, self.before, after, self.over_output);
+        if self.explain != Explain::Nothing {
+            ending.denials = explained(self.sandbox.terms(), self.explain, &self.denials);
+        }
         self.sandbox.account(&ending.usage);
         ending
     }
@@ -224,11 +259,33 @@ impl Execution {
     }
 }
 
+/// Says what walls refused to a command, as init saw it.
+pub(super) fn explained(terms: &Terms, explain: Explain, seen: &Denials) -> Vec<Denial> {
+    let really = |path: &Path| {
+        path.symlink_metadata().ok()?;
+        Some(path.canonicalize().unwrap_or_else(|_| path.to_owned()))
+    };
+    let host: Option<&dyn Fn(&Path) -> Option<PathBuf>> = match explain {
+        Explain::Host => Some(&really),
+        Explain::Inside | Explain::Nothing => None,
+    };
+    let on_host = terms.capabilities.backend == "landlock";
+    Ground { spec: &terms.spec, limits: &terms.enforcement.limits, on_host, host }.explain(seen)
+}
+
 /// Says why a command could not be started.
 pub(crate) fn refused(id: &SandboxId, program: String, stage: Stage, errno: i32) -> SandboxError {
     let source = io::Error::from_raw_os_error(errno);
     let kind = match (stage, Errno::from_raw_os_error(errno)) {
         (Stage::Suspended, _) => return SandboxError::Suspended { id: id.clone() },
+        (Stage::Follow, _) => {
+            return SandboxError::Unsupported {
+                feature: format!("explaining what is refused ({source})"),
+                backend: "linux".to_owned(),
+                hint: "have kernel.yama.ptrace_scope below 2, or run the command without"
+                    .to_owned(),
+            };
+        }
         (Stage::Program, Errno::TOOBIG) => {
             let what = "the command's arguments and environment".to_owned();
             return SandboxError::TooLarge { what, limit: 2 << 20 };
@@ -264,13 +321,15 @@ pub(crate) fn settle(
         bytes_read: ended.read_bytes,
     };
     let duration = Duration::from_micros(ended.wall_us);
-    Ending { cause, exit_code, duration, usage, tasks_started: ended.tasks_started }
+    let (tasks_started, denials) = (ended.tasks_started, Vec::new());
+    Ending { cause, exit_code, duration, usage, tasks_started, denials }
 }
 
 impl Ending {
     pub(crate) fn of(cause: ExecCause, duration: Duration) -> Self {
         let exit_code = cause.exit_code();
-        Self { cause, exit_code, duration, usage: ResourceUsage::default(), tasks_started: 0 }
+        let (usage, denials) = (ResourceUsage::default(), Vec::new());
+        Self { cause, exit_code, duration, usage, tasks_started: 0, denials }
     }
 }
 
@@ -349,6 +408,7 @@ pub(crate) fn request(
         open_files: limits.max_open_files.map(u64::from),
         only: false,
         announced: false,
+        explain: false,
     }
 }
 

@@ -46,13 +46,13 @@ use self::anchor::{Anchor, Home};
 use self::groups::Groups;
 use self::host::{Host, Privilege};
 use self::launcher::Launcher;
-use self::sandbox::Own;
+use self::sandbox::{Own, Terms};
 use crate::backend::landlock::rules;
 use crate::backend::{ExecPlan, oci};
 use crate::layers::Layers;
 use crate::profile::{self, Profile, ProfileUsers, Seccomp};
 use crate::{
-    BackendCapabilities, BackendHealth, Command, CreateOptions, ExecContext, Inspection,
+    BackendCapabilities, BackendHealth, Command, CreateOptions, ExecContext, Explain, Inspection,
     IsolationBackend, IsolationLevel, Result, Sandbox, SandboxError, SandboxId, SandboxSpec,
 };
 
@@ -281,8 +281,10 @@ impl LinuxBackend {
         cmd: &Command,
         ctx: &ExecContext,
         stdio: Stdio,
+        explain: Explain,
     ) -> Result<(LinuxSandbox, Execution)> {
-        let (sandbox, sent) = self.make(spec, options, Some((cmd, ctx, stdio))).await?;
+        let first = Some((cmd, ctx, stdio, explain));
+        let (sandbox, sent) = self.make(spec, options, first).await?;
         let sent = sent.ok_or_else(|| SandboxError::Internal {
             message: "the first command was not sent".to_owned(),
         })?;
@@ -293,7 +295,7 @@ impl LinuxBackend {
         &self,
         spec: &SandboxSpec,
         options: &CreateOptions,
-        first: Option<(&Command, &ExecContext, Stdio)>,
+        first: Option<(&Command, &ExecContext, Stdio, Explain)>,
     ) -> Result<(LinuxSandbox, Option<execution::Sent>)> {
         spec.validate()?;
         options.validate()?;
@@ -333,12 +335,14 @@ impl LinuxBackend {
             Some(own) => Cow::Owned(rules::on_host(spec, &own.directory)),
             None => Cow::Borrowed(spec),
         };
-        let first = first.map(|(cmd, ctx, stdio)| {
+        let first = first.map(|(cmd, ctx, stdio, explain)| {
+            Terms::settle_explain(spec, self.inner.kind.name(), explain)?;
             let mut plan = ExecPlan::new(spec, cmd, ctx)?;
             if let Some(own) = &own {
                 plan.workdir = rules::place(&plan.workdir, &own.directory);
             }
-            Ok::<_, SandboxError>(execution::First { plan, limits: spec.limits.clone(), stdio })
+            let limits = spec.limits.clone();
+            Ok::<_, SandboxError>(execution::First { plan, limits, stdio, explain })
         });
         let first = first.transpose()?;
         let mut inputs = plan::Inputs {

@@ -40,10 +40,10 @@ use crate::layers::Held;
 use crate::profile::{self, Profile, ProfileUsers, Seccomp, capability_names};
 use crate::{
     Base, Capture, Command, CreateOptions, DiffEntry, DiffOptions, Enforcement, ExecCause,
-    ExecContext, ExecHandle, ExecId, ExecOptions, ExecOutput, ExecReport, Extent, FoundExec, Layer,
-    LogPiece, LogStream, LogWait, PortStream, Receipt, ResourceLimits, ResourceUsage, Result,
-    Sandbox, SandboxCapabilities, SandboxError, SandboxFiles, SandboxId, SandboxSpec, StreamOutput,
-    TimeLimits,
+    ExecContext, ExecHandle, ExecId, ExecOptions, ExecOutput, ExecReport, Explain, Extent,
+    FoundExec, Layer, LogPiece, LogStream, LogWait, PortStream, Receipt, ResourceLimits,
+    ResourceUsage, Result, Sandbox, SandboxCapabilities, SandboxError, SandboxFiles, SandboxId,
+    SandboxSpec, StreamOutput, TimeLimits,
 };
 
 /// How long a killed sandbox may take to be gone.
@@ -188,10 +188,9 @@ pub(crate) async fn launch(
     };
     // Init reads it once it is ready.
     let sent = match first {
-        Some(First { plan, limits, stdio }) => {
+        Some(first) => {
             let persistent = instance.home.is_some();
-            let control = &instance.control;
-            Some(Sent::send(control, base, persistent, plan, &limits, stdio, true).await?)
+            Some(Sent::send(&instance.control, base, persistent, first, true).await?)
         }
         None => None,
     };
@@ -526,6 +525,28 @@ impl Terms {
         profile::profile(&self.spec.profile).map_or(ProfileUsers::One, |profile| profile.users)
     }
 
+    /// Refuses to explain where what is done to explain would change what happens.
+    pub(super) fn settle_explain(
+        spec: &SandboxSpec,
+        backend: &str,
+        explain: Explain,
+    ) -> Result<()> {
+        let unsupported = |hint: &str| SandboxError::Unsupported {
+            feature: "explaining what is refused".to_owned(),
+            backend: backend.to_owned(),
+            hint: hint.to_owned(),
+        };
+        let users = profile::profile(&spec.profile).map_or(ProfileUsers::One, |p| p.users);
+        match (explain, backend, users) {
+            (Explain::Nothing, ..) | (_, "linux" | "landlock", ProfileUsers::One) => Ok(()),
+            (_, "linux" | "landlock", ProfileUsers::Several { .. }) => Err(unsupported(
+                "a program that is followed cannot become another user, as sudo does; \
+                 use a profile with one user",
+            )),
+            _ => Err(unsupported("use the backend `linux` or `landlock`")),
+        }
+    }
+
     /// Refuses a user that no sandbox with these terms can have; who there is, only init can see.
     fn settle_user(&self, plan: &mut ExecPlan) -> Result<()> {
         let Some(user) = &plan.user else { return Ok(()) };
@@ -718,11 +739,10 @@ impl LinuxSandbox {
         let _state = self.running().await?;
         let instance = self.core.instance();
         let refusals = instance.groups().refusals();
-        let limits = &self.terms.spec.limits;
+        let (limits, explain) = (self.terms.spec.limits.clone(), Explain::Nothing);
+        let first = First { plan, limits, stdio, explain };
         let persistent = self.is_persistent();
-        let sent =
-            Sent::send(&instance.control, instance.base, persistent, plan, limits, stdio, false)
-                .await;
+        let sent = Sent::send(&instance.control, instance.base, persistent, first, false).await;
         let sent = sent.map_err(|error| self.explain(error))?;
         Ok(Execution::of(self.clone(), sent, refusals))
     }
@@ -836,6 +856,10 @@ impl LinuxSandbox {
         &self.core.execs
     }
 
+    pub(super) fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
     pub(crate) fn downgrade(&self) -> Weak<Core> {
         Arc::downgrade(&self.core)
     }
@@ -858,6 +882,7 @@ impl LinuxSandbox {
         };
         let mut plan = self.decide(&spec, cmd, ctx)?;
         execs::validate(options)?;
+        Terms::settle_explain(&spec, &self.terms.capabilities.backend, options.explain)?;
         if options.user.is_some() {
             plan.user.clone_from(&options.user);
         }

@@ -1,7 +1,11 @@
-//! Which wall ended a command, and the smallest thing that would have let it go on.
+//! Which wall ended a command, or refused something to it, and the smallest thing that would allow it.
 //!
 //! From what the kernel counted and from what holds, never from what a program prints. See
 //! `docs/design/denials.md`.
+
+mod explained;
+
+pub(crate) use explained::Ground;
 
 use crate::{Denial, EnforcedLimit, ExecCause, Limit};
 
@@ -20,6 +24,11 @@ pub fn of_cause(cause: &ExecCause, limits: &[EnforcedLimit]) -> Option<Denial> {
         | ExecCause::KilledByPolicy { .. }
         | ExecCause::Lost => return None,
     };
+    of_limit(limit, limits)
+}
+
+/// Says which limit is in the way, if somebody holds it.
+fn of_limit(limit: Limit, limits: &[EnforcedLimit]) -> Option<Denial> {
     let enforced = limits.iter().find(|enforced| enforced.limit == limit)?;
     let (value, twice) = (enforced.value, enforced.value.saturating_mul(2));
     let mib = |bytes: u64| format!("{}M", bytes.div_ceil(1 << 20));
@@ -37,10 +46,13 @@ pub fn of_cause(cause: &ExecCause, limits: &[EnforcedLimit]) -> Option<Denial> {
         Limit::CpuTime => {
             (format!("more than {value} ms of CPU time"), format!("--cpu-time {twice}ms"))
         }
-        Limit::WallTime | Limit::OpenFiles | Limit::CpuWeight | Limit::CpuQuota => return None,
+        Limit::OpenFiles => {
+            (format!("more than {value} open files"), format!("--open-files {twice}"))
+        }
+        Limit::WallTime | Limit::CpuWeight | Limit::CpuQuota => return None,
     };
     let (wall, by) = ("limits".to_owned(), enforced.by.clone());
-    Some(Denial { wall, what, by, grant: Some(grant) })
+    Some(Denial { wall, what, by, errno: None, count: 1, grant: Some(grant) })
 }
 
 #[cfg(test)]
