@@ -153,10 +153,8 @@ fn named(dir: &Path, part: &str) -> Vec<PathBuf> {
 fn what_walls_refuse_is_said_on_stderr_and_in_json_and_changes_nothing_else() {
     let script = "echo out; cat /etc/shadow; touch /usr/lib/x; cat /tmp/absent; exit 3";
     let nobody = Nobody::new();
-    let as_root = |args: &[&str]| run(args);
-    let as_nobody = |args: &[&str]| nobody.run(args);
-    let callers: [&dyn Fn(&[&str]) -> Outcome; 2] = [&as_root, &as_nobody];
-    for warren in callers {
+    for is_root in [true, false] {
+        let warren = |args: &[&str]| if is_root { run(args) } else { nobody.run(args) };
         let plain = warren(&["--quiet", "--", "sh", "-c", script]);
         let seen = warren(&["--quiet", "--explain", "--", "sh", "-c", script]);
         assert_eq!((seen.code, &seen.stdout), (Some(3), &plain.stdout), "{seen:?}");

@@ -267,7 +267,7 @@ mod tests {
         assert_eq!(right, Right::Create);
         assert_eq!((&found.path[..], &found.place[..]), (&b"/usr/nope/nor/this"[..], &b"/usr"[..]));
         let (right, found) = look("/usr/", Right::Read, Right::Create).unwrap();
-        assert_eq!((right, &found.path == &found.place), (Right::Read, true));
+        assert_eq!((right, found.path == found.place), (Right::Read, true));
         let (_, found) = look("/usr/nope", Right::Create, Right::Create).unwrap();
         assert_eq!((&found.path[..], &found.place[..]), (&b"/usr/nope"[..], &b"/usr"[..]));
         let (_, found) = look("/usr/bin", Right::Remove, Right::Remove).unwrap();

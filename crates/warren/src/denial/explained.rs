@@ -14,14 +14,17 @@ use super::of_limit;
 use crate::profile::{self, CALLS, Seccomp};
 use crate::{Denial, EnforcedLimit, Limit, SandboxSpec};
 
+/// Tells where a path really is, if it is there.
+pub(crate) type Really = dyn Fn(&Path) -> Option<PathBuf>;
+
 /// What is known of the sandbox, and of the host as far as it may be told.
 pub(crate) struct Ground<'a> {
     pub(crate) spec: &'a SandboxSpec,
     pub(crate) limits: &'a [EnforcedLimit],
     /// Whether it has no root of its own: its paths are those of the host.
     pub(crate) on_host: bool,
-    /// Tells where a path of the host really is, if it is there; absent if nobody may know.
-    pub(crate) host: Option<&'a dyn Fn(&Path) -> Option<PathBuf>>,
+    /// Asks the host; absent if nobody may know.
+    pub(crate) host: Option<&'a Really>,
 }
 
 impl Ground<'_> {

@@ -5,7 +5,7 @@
 
 mod explained;
 
-pub(crate) use explained::Ground;
+pub(crate) use explained::{Ground, Really};
 
 use crate::{Denial, EnforcedLimit, ExecCause, Limit};
 

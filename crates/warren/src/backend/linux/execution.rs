@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -20,7 +20,7 @@ use super::groups::Refusals;
 use super::plan::HOME;
 use super::sandbox::{LinuxSandbox, Terms};
 use crate::backend::ExecPlan;
-use crate::denial::Ground;
+use crate::denial::{Ground, Really};
 use crate::{
     Denial, ExecCause, Explain, ProgramFault, ResourceLimits, ResourceUsage, Result, SandboxError,
     SandboxId,
@@ -265,7 +265,7 @@ pub(super) fn explained(terms: &Terms, explain: Explain, seen: &Denials) -> Vec<
         path.symlink_metadata().ok()?;
         Some(path.canonicalize().unwrap_or_else(|_| path.to_owned()))
     };
-    let host: Option<&dyn Fn(&Path) -> Option<PathBuf>> = match explain {
+    let host: Option<&Really> = match explain {
         Explain::Host => Some(&really),
         Explain::Inside | Explain::Nothing => None,
     };
