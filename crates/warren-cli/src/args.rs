@@ -229,6 +229,10 @@ pub(crate) struct RunArgs {
     /// Template of the caller's to stand on: NAME, NAME:TAG or an id. What it starts in sandboxes of a daemon is not started.
     #[arg(long, value_name = "NAME")]
     pub(crate) template: Option<String>,
+    /// Backend to use, held to --isolation and --require: landlock, linux, oci-crun, oci-runc [default: the
+    /// cheapest that will do].
+    #[arg(long, value_name = "NAME", help_heading = "Isolation")]
+    pub(crate) backend: Option<String>,
     /// CPUs to use at most, as in 1.5.
     #[arg(long, value_name = "NUMBER", value_parser = units::cpus, help_heading = "Limits")]
     pub(crate) cpus: Option<Cap<u32>>,

@@ -64,43 +64,61 @@ pub(crate) fn make(
     })
 }
 
-/// Makes the backend of a name for one command.
+/// Makes the backend of a name for one command, whose sandbox may stand on layers. Where the weakest level will do, and
+/// so `landlock` would, one that stands on layers is `linux`'s, which is stronger.
 ///
 /// To be called before there is any thread.
-pub(crate) fn make_for_one(name: &str) -> Result<LinuxBackend, Failure> {
-    Ok(match OciRuntime::ALL.into_iter().find(|runtime| runtime.name() == name) {
+pub(crate) fn make_for_one(name: &str, layers: Option<Layers>) -> Result<LinuxBackend, Failure> {
+    let runtime = OciRuntime::ALL.into_iter().find(|runtime| runtime.name() == name);
+    Ok(match (runtime, layers) {
         // This process has one thread, and makes one sandbox.
-        None => LinuxBackend::without_launcher()?,
-        Some(runtime) => OciBackend::new(runtime)?.into_maker(),
+        (None, None) => LinuxBackend::without_launcher()?,
+        (None, Some(layers)) => LinuxBackend::without_launcher_on(layers)?,
+        (Some(runtime), None) => OciBackend::new(runtime)?.into_maker(),
+        (Some(runtime), Some(layers)) => {
+            OciBackend::with_layers(runtime, None, layers)?.into_maker()
+        }
     })
 }
 
-/// Returns which backend runs one command: the cheapest whose level will do. That its walls stand is tried
-/// when the sandbox is made, and a wall that does not is an error.
-pub(crate) fn pick(asked: &IsolationRequirements) -> Result<&'static str, Failure> {
+/// Returns which backend runs one command: the one of this name, or the cheapest whose level will do. That its walls
+/// stand is tried when the sandbox is made, and a wall that does not is an error.
+pub(crate) fn pick(
+    asked: &IsolationRequirements,
+    named: Option<&str>,
+) -> Result<&'static str, Failure> {
+    if let Some(other) = named.filter(|name| LADDER.iter().all(|(known, _)| known != name)) {
+        return Err(Failure::usage(format!("there is no backend `{other}` for one command"), HINT));
+    }
     let mut missing = Vec::new();
-    for (name, level) in LADDER {
-        // What it claims, to be proved by making it; limits are proved one by one.
-        let proves = level.guarantees();
-        let mut claims = BackendCapabilities {
-            resource_limits: level > IsolationLevel::Process,
-            ..BackendCapabilities::default()
-        };
-        claims.filesystem_isolation = proves.contains(&Guarantee::Filesystem);
-        claims.network_isolation = proves.contains(&Guarantee::Network);
-        claims.process_isolation = proves.contains(&Guarantee::Process);
-        claims.syscall_filtering = proves.contains(&Guarantee::Syscalls);
-        let mut lacks = asked.lacking(Some(level), &claims);
-        let runtime = OciRuntime::ALL.into_iter().find(|runtime| runtime.name() == name);
-        if let Some(runtime) = runtime.filter(|runtime| !runtime.is_installed()) {
-            lacks.push(format!("its program, `{}`", runtime.program()));
-        }
-        match lacks {
+    for (name, level) in LADDER.into_iter().filter(|(name, _)| named.is_none_or(|one| one == *name))
+    {
+        match lacking(name, level, asked) {
             lacks if lacks.is_empty() => return Ok(name),
             lacks => missing.push(format!("backend `{name}` lacks {}", lacks.join(", "))),
         }
     }
     Err(SandboxError::NoMatch { missing }.into())
+}
+
+/// Returns what is asked for and not claimed by a backend of this level.
+fn lacking(name: &str, level: IsolationLevel, asked: &IsolationRequirements) -> Vec<String> {
+    // What it claims, to be proved by making it; limits are proved one by one.
+    let proves = level.guarantees();
+    let mut claims = BackendCapabilities {
+        resource_limits: level > IsolationLevel::Process,
+        ..BackendCapabilities::default()
+    };
+    claims.filesystem_isolation = proves.contains(&Guarantee::Filesystem);
+    claims.network_isolation = proves.contains(&Guarantee::Network);
+    claims.process_isolation = proves.contains(&Guarantee::Process);
+    claims.syscall_filtering = proves.contains(&Guarantee::Syscalls);
+    let mut lacks = asked.lacking(Some(level), &claims);
+    let runtime = OciRuntime::ALL.into_iter().find(|runtime| runtime.name() == name);
+    if let Some(runtime) = runtime.filter(|runtime| !runtime.is_installed()) {
+        lacks.push(format!("its program, `{}`", runtime.program()));
+    }
+    lacks
 }
 
 /// Reads `--isolation` and `--require`.
@@ -117,7 +135,7 @@ mod tests {
 
     #[test]
     fn one_command_runs_on_the_cheapest_rung_that_will_do_or_not_at_all() {
-        let pick = |level, require: &[Guarantee]| super::pick(&requirements(level, require));
+        let pick = |level, require: &[Guarantee]| super::pick(&requirements(level, require), None);
         assert_eq!(pick(None, &[]), Ok("linux"));
         assert_eq!(pick(None, &Guarantee::ALL), Ok("linux"));
         assert_eq!(pick(Some(IsolationLevel::Namespace), &[Guarantee::Limits]), Ok("linux"));
@@ -125,5 +143,21 @@ mod tests {
         assert_eq!(pick(Some(IsolationLevel::Process), &[Guarantee::Process]), Ok("linux"));
         assert_eq!(pick(Some(IsolationLevel::Process), &[Guarantee::Limits]), Ok("linux"));
         assert_eq!(pick(Some(IsolationLevel::Kernel), &Guarantee::ALL), Ok("oci-runsc"));
+    }
+
+    #[test]
+    fn a_backend_by_name_is_one_of_a_list_and_held_to_what_is_asked_for() {
+        let pick = |level, name| super::pick(&requirements(level, &[]), Some(name));
+        assert_eq!(pick(None, "linux"), Ok("linux"));
+        assert_eq!(pick(Some(IsolationLevel::Process), "landlock"), Ok("landlock"));
+        let weaker = pick(None, "landlock").unwrap_err();
+        assert!(format!("{weaker:?}").contains("landlock"), "{weaker:?}");
+        assert!(pick(Some(IsolationLevel::Container), "linux").is_err());
+        // B17 of the threat list: a name is never a path, and never a flag of a runtime.
+        for name in
+            ["../../bin/sh", "/usr/bin/runc", "oci-runc --root=/", "runc", "host", "fake", ""]
+        {
+            assert!(pick(Some(IsolationLevel::Process), name).is_err(), "{name}");
+        }
     }
 }

@@ -13,8 +13,8 @@ use warren::backend::{LandlockBackend, LinuxBackend};
 use warren::layers::{Held, Layers};
 use warren::template::{Template, Templates};
 use warren::{
-    ExecCause, ExecContext, Explain, IsolationBackend as _, Limit, ResourceLimits, ResourceUsage,
-    Sandbox as _, SandboxError,
+    Bound, EnforcedLimit, Enforcement, ExecCause, ExecContext, Explain, IsolationBackend as _,
+    Limit, ResourceLimits, ResourceUsage, Sandbox as _, SandboxError,
 };
 
 use crate::args::{RunArgs, SettingArgs};
@@ -36,13 +36,18 @@ const INSISTENCE: Duration = Duration::from_secs(2);
 pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
     let asked = backends::requirements(args.spec.isolation, &args.spec.require);
     // This process has one thread, and makes one sandbox.
-    let (backend, ground) = match (&args.template, backends::pick(&asked)?) {
-        (Some(name), _) => {
-            let (backend, template, held) = find_template(name)?;
+    let (backend, ground) = match (&args.template, backends::pick(&asked, args.backend.as_deref())?)
+    {
+        (Some(_), "landlock") if args.backend.is_some() => {
+            let hint = "leave --backend out, or name one that has a root of its own";
+            return Err(Failure::usage("backend `landlock` has no root to be a template's", hint));
+        }
+        (Some(name), chosen) => {
+            let (backend, template, held) = find_template(name, chosen)?;
             (Maker::Linux(backend), Some((template, held)))
         }
         (None, "landlock") => (Maker::Landlock(LandlockBackend::without_launcher()?), None),
-        (None, name) => (Maker::Linux(backends::make_for_one(name)?), None),
+        (None, name) => (Maker::Linux(backends::make_for_one(name, None)?), None),
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -70,7 +75,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
         let enforced = sandbox.enforcement();
         if !args.quiet {
             request.notes.iter().for_each(|note| say(&format!("note: {note}")));
-            warn(&enforced.warnings);
+            warn(backend.name(), &enforced);
         }
         let run = Run { args, request: &request, sandbox: &sandbox, signals: &mut signals };
         let ran = run.run(execution).await;
@@ -142,10 +147,10 @@ impl Maker {
 }
 
 /// Finds a template of the caller where its daemon keeps them, which need not run; it stays while what is returned lives.
-fn find_template(name: &str) -> Result<(LinuxBackend, Template, Held), Failure> {
+fn find_template(name: &str, chosen: &str) -> Result<(LinuxBackend, Template, Held), Failure> {
     let config = Config::load(&SettingArgs::default(), &Surroundings::of_process())?;
     let layers = Layers::open(config.state_dir.join("storage"))?;
-    let backend = LinuxBackend::without_launcher_on(layers.clone())?;
+    let backend = backends::make_for_one(chosen, Some(layers.clone()))?;
     let templates = Templates::new(layers, Arc::new(backend.clone()), config.registries);
     let owner = warren_api::tenant_of(rustix::process::geteuid().as_raw());
     let (template, held) = templates.hold(&owner, name)?;
@@ -299,12 +304,26 @@ async fn interruption(signals: &mut Signals) -> i32 {
 }
 
 /// Says what fell back to a looser bound, and how to have it exact.
-fn warn(warnings: &[String]) {
-    if !warnings.is_empty() {
-        say(&format!("warning: {}", warnings.join("; ")));
-        say("hint: run as root, or with a cgroup of your own: systemd-run --user --scope -p \
-             Delegate=yes warren run ...");
+fn warn(backend: &str, enforced: &Enforcement) {
+    if !enforced.warnings.is_empty() {
+        say(&format!("warning: {}", enforced.warnings.join("; ")));
     }
+    if let Some(hint) = exact(backend, &enforced.limits) {
+        say(&format!("hint: {hint}"));
+    }
+}
+
+/// Says how to have each limit held exactly, if one is not.
+fn exact(backend: &str, limits: &[EnforcedLimit]) -> Option<&'static str> {
+    let nearest = |limit: &EnforcedLimit| limit.bound == Bound::Nearest;
+    limits.iter().any(nearest).then_some(match backend {
+        // No user and no group helps where there is no file system of a size of its own.
+        "landlock" => "--require limits takes a backend that holds each of them exactly",
+        _ => {
+            "run as root, or with a cgroup of your own: systemd-run --user --scope -p \
+             Delegate=yes warren run ..."
+        }
+    })
 }
 
 /// Says which limit ended a command, if one did.
@@ -336,4 +355,19 @@ fn explain(cause: &ExecCause, limits: &ResourceLimits) -> Option<String> {
 /// The kernel keeps eight bits of an exit code.
 fn exit_code(code: i32) -> u8 {
     u8::try_from(code & 0xff).unwrap_or(125)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_way_to_exact_limits_is_one_that_leads_there() {
+        let limit = |bound| EnforcedLimit { limit: Limit::Write, value: 1, bound, by: "x".into() };
+        assert_eq!(exact("linux", &[limit(Bound::Exact)]), None);
+        let hint = exact("linux", &[limit(Bound::Exact), limit(Bound::Nearest)]);
+        assert!(hint.is_some_and(|hint| hint.contains("run as root")), "{hint:?}");
+        let hint = exact("landlock", &[limit(Bound::Nearest)]);
+        assert!(hint.is_some_and(|hint| !hint.contains("root")), "{hint:?}");
+    }
 }
