@@ -402,6 +402,14 @@ impl Census {
         is_ours.then_some(Seen { pid, mark, cpu, resident })
     }
 
+    /// Reports whether a process has ended and only waits to be reaped.
+    pub(crate) fn is_dead(&self, pid: i32) -> bool {
+        let stat = self.read(pid, "stat");
+        let state =
+            stat.as_deref().and_then(|stat| stat.rsplit_once(')')?.1.trim_start().chars().next());
+        state.is_none_or(|state| ['Z', 'X'].contains(&state))
+    }
+
     /// Reads the mark of a process.
     pub(crate) fn mark_of(&self, pid: i32) -> Option<u64> {
         if self.marked_by == MarkedBy::Group {
@@ -452,15 +460,16 @@ impl Census {
 #[derive(Debug)]
 pub(crate) struct Meter {
     io: OwnedFd,
-    /// Whichever procfs it is of, it tells the reader of the reader's own pid namespace.
-    load: OwnedFd,
+    /// Whichever procfs it is of, it tells the reader of the reader's own pid namespace. One that shows processes and
+    /// nothing else, as a container of the profile `strict` has, has it not.
+    load: Option<OwnedFd>,
 }
 
 impl Meter {
     pub(crate) fn open() -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let open = |path: &CStr| rustix::fs::open(path, flags, Mode::empty());
-        Ok(Self { io: open(c"/proc/self/io")?, load: open(c"/proc/loadavg")? })
+        Ok(Self { io: open(c"/proc/self/io")?, load: open(c"/proc/loadavg").ok() })
     }
 
     /// Returns the bytes read and written so far. A kernel that does not count has none.
@@ -473,6 +482,6 @@ impl Meter {
 
     /// Returns the number that the last process or thread got: the kernel hands them out in order.
     pub(crate) fn last_number(&self) -> Option<u64> {
-        read_all(&self.load).ok()?.split_whitespace().last()?.parse().ok()
+        read_all(self.load.as_ref()?).ok()?.split_whitespace().last()?.parse().ok()
     }
 }

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, Resource};
-use rustix::pty::OpenptFlags;
 use rustix::thread::{Gid, Uid};
 use warren_sys::process::SingleThreaded;
 use warren_sys::seccomp::{self, Instruction};
@@ -318,31 +317,6 @@ fn environment(exec: &Exec, user: Option<&User>) -> Vec<Vec<u8>> {
 /// Opens what a command reads that has nothing to read.
 pub(crate) fn nothing_to_read() -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(c"/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
-}
-
-/// Makes a terminal; returns its outer and its inner side.
-pub(crate) fn open_terminal(rows: u16, columns: u16) -> io::Result<(OwnedFd, OwnedFd)> {
-    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
-    let outer = rustix::pty::openpt(flags)?;
-    rustix::pty::unlockpt(&outer)?;
-    let inner = match rustix::pty::ioctl_tiocgptpeer(&outer, flags) {
-        // gVisor, where nobody but init has made anything in `/dev`.
-        Err(Errno::NOTTY) => {
-            let name = rustix::pty::ptsname(&outer, Vec::new())?;
-            let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-            rustix::fs::open(name.as_c_str(), flags, Mode::empty())?
-        }
-        other => other?,
-    };
-    resize(&outer, rows, columns)?;
-    Ok((outer, inner))
-}
-
-/// Sets the size of a terminal.
-pub(crate) fn resize(terminal: &OwnedFd, rows: u16, columns: u16) -> io::Result<()> {
-    let size =
-        rustix::termios::Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
-    Ok(rustix::termios::tcsetwinsize(terminal, size)?)
 }
 
 fn errno(error: &io::Error) -> i32 {

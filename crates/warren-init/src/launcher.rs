@@ -430,7 +430,7 @@ impl Maker {
                     let owner = step("look at", source, owner)?;
                     let key = (owner.st_uid, owner.st_gid);
                     if let std::collections::hash_map::Entry::Vacant(entry) = owners.entry(key) {
-                        let made = self.mapped_namespace(key, base + WORKLOAD_ID, 1);
+                        let made = self.mapped_namespace(0, key, base + WORKLOAD_ID, 1);
                         entry.insert(step("map the owner of", source, made)?);
                     }
                     Some(&owners[&key])
@@ -466,15 +466,22 @@ impl Maker {
         Ok((trees, shifted))
     }
 
-    /// Returns a user namespace that maps owners of files, from these on, to ids of the host.
+    /// Returns a user namespace that maps ids, from these on, to ids of the host, and is on the account of `owner`.
     pub(crate) fn mapped_namespace(
         &self,
+        owner: u32,
         (uid, gid): (u32, u32),
         id: u32,
         count: u32,
     ) -> io::Result<OwnedFd> {
         let (ours, theirs) = socket::pair()?;
-        match process::fork(&self.proof, Namespaces::USER, None)? {
+        let act_as = |id: u32| if owner == 0 { Ok(()) } else { cred::act_as(id) };
+        act_as(owner)?;
+        let forked = process::fork(&self.proof, Namespaces::USER, None);
+        if !matches!(forked, Ok(Fork::Child)) {
+            act_as(0)?;
+        }
+        match forked? {
             Fork::Child => {
                 drop(ours);
                 let _ = poll(&mut [PollFd::new(&theirs, PollFlags::IN)], None);

@@ -22,6 +22,7 @@ mod sentry;
 mod serve;
 pub mod stage;
 pub mod sudo;
+pub mod terminal;
 mod users;
 pub mod warden;
 mod watch;

@@ -16,6 +16,7 @@ use crate::exec::{self, Ends};
 use crate::log::{Log, Overflow, Room, Stream};
 use crate::protocol::denied::Denials;
 use crate::protocol::{Ended, ExecEvent, Input};
+use crate::terminal::{self, Terminal};
 
 /// How much is moved at once.
 const CHUNK: usize = 128 * 1024;
@@ -73,7 +74,7 @@ impl Logged {
         log: OwnedFd,
         notice: OwnedFd,
         input: &Input,
-        terminal: Option<(u16, u16)>,
+        terminal: Option<Terminal>,
         limit: Option<u64>,
         overflow: Overflow,
     ) -> io::Result<(Self, Ends)> {
@@ -89,8 +90,7 @@ impl Logged {
             ended: false,
         };
         let mut ends = Ends::default();
-        if let Some((rows, columns)) = terminal {
-            let (outer, inner) = exec::open_terminal(rows, columns)?;
+        if let Some(Terminal { outer, inner }) = terminal {
             ioctl_fionbio(&outer, true)?;
             logged.sinks.push(Sink { from: outer.try_clone()?, stream: Stream::Stdout });
             if let Input::Stdin { first, more } = input {
@@ -279,7 +279,7 @@ impl Logged {
 
     pub(crate) fn resize(&self, rows: u16, columns: u16) {
         if let Some(terminal) = &self.terminal {
-            let _ = exec::resize(terminal, rows, columns);
+            let _ = terminal::resize(terminal, rows, columns);
         }
     }
 }

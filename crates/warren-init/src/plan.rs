@@ -69,9 +69,12 @@ pub struct Rules {
     pub directory: String,
     /// Where commands run, below its [`WORKSPACE`]; empty for that itself.
     pub workdir: String,
-    /// What may be read and executed.
+    /// What of the host's own may be read and executed, links and all.
+    pub system: Vec<String>,
+    /// What the caller shows to be read and executed. It may lie where a sandbox could write, so that a link on the way
+    /// may be a trap, set after it was looked at: none is followed.
     pub readable: Vec<String>,
-    /// What may be written too.
+    /// Likewise, what may be written too.
     pub writable: Vec<String>,
     /// The most that one file may have.
     pub file_bytes: Option<u64>,
@@ -199,6 +202,9 @@ pub const OWN_PROC: &str = "/.warren/proc";
 pub const OWN_GROUPS: [&str; 2] = ["/.warren/pids", "/.warren/cpu"];
 /// Where root of the host finds what a container stands on, in the mounts of the one who guards it.
 pub const STAGE: &str = "/run/warren/stage";
+/// The user namespace that a container runtime is to put the container in: one on the account of the sandbox's own
+/// user, where what a runtime makes would be on root's.
+pub const STAGE_USERS: &str = "/run/warren/stage/users";
 /// The directory of the stage that is the root of the container.
 pub const STAGE_ROOT: &str = "/run/warren/stage/root";
 

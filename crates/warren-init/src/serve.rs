@@ -16,7 +16,7 @@ use warren_sys::socket;
 
 use crate::account::{Census, Leaf, Meter, Seen, Work, freeze_all};
 use crate::apply::Inherited;
-use crate::exec::{self, Ends, Refusal, Ruled, Spare, Started, Starter};
+use crate::exec::{Ends, Refusal, Ruled, Spare, Started, Starter};
 use crate::explain::Follower;
 use crate::launcher::{drain, is_about_one_message};
 use crate::log::Room;
@@ -27,6 +27,7 @@ use crate::protocol::{
     self, Done, Ended, Exec, ExecControl, ExecEvent, Input, Request, Stage, Standing, Status,
     StoppedBy, Streams, Used,
 };
+use crate::terminal::{self, Terminal};
 use crate::worker::Workers;
 use crate::{port, probe, sentry};
 
@@ -591,7 +592,7 @@ impl Init<'_> {
                 }
             }
             ExecControl::Resize { rows, columns } => match (&running.terminal, logged) {
-                (Some(terminal), _) => drop(exec::resize(terminal, rows, columns)),
+                (Some(terminal), _) => drop(terminal::resize(terminal, rows, columns)),
                 (None, Some(logged)) => logged.resize(rows, columns),
                 (None, None) => {}
             },
@@ -973,16 +974,20 @@ fn prepare_streams(exec: &Exec, mut fds: Vec<OwnedFd>) -> std::io::Result<Prepar
             prepared.ends.streams = fds;
         }
         Streams::Terminal { rows, columns } => {
-            let (outer, inner) = exec::open_terminal(*rows, *columns)?;
+            let Terminal { outer, inner } = Terminal::given_or_open(&mut fds, *rows, *columns)?;
             (prepared.terminal, prepared.ends.terminal) = (Some(outer), Some(inner));
         }
         Streams::Logged { input, terminal, limit, overflow } => {
             let (Some(notice), Some(log)) = (fds.pop(), fds.pop()) else {
                 return Err(Errno::BADF.into());
             };
+            let terminal = match *terminal {
+                Some((rows, columns)) => Some(Terminal::given_or_open(&mut fds, rows, columns)?),
+                None => None,
+            };
             let name = exec.name.clone();
             let (logged, mut ends) =
-                Logged::new(name, log, notice, input, *terminal, *limit, *overflow)?;
+                Logged::new(name, log, notice, input, terminal, *limit, *overflow)?;
             if *input == Input::Control {
                 ends.streams.extend(fds);
             }

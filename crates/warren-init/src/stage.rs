@@ -7,7 +7,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write as _};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,8 @@ use warren_sys::{fd, socket};
 use crate::apply::{self, Begin, Ids};
 use crate::launcher::{self, Maker, step};
 use crate::plan::{
-    Container, LOCK_FILE, LOG_FILE, Lifetime, OWN_PROGRAM, Owner, PID_FILE, RANGE, STAGE, Walls,
+    Container, LOCK_FILE, LOG_FILE, Lifetime, OWN_PROGRAM, Owner, PID_FILE, RANGE, STAGE,
+    STAGE_USERS, Walls,
 };
 use crate::protocol::{self, Done, Failure, Report};
 
@@ -129,7 +130,7 @@ impl Stage {
         step("adopt", "what the runtime starts", subreaper.map_err(io::Error::from))?;
         step("create the mount namespace", "", process::new_mount_namespace())?;
         step("make the mounts private", "/", mount::make_private())?;
-        let namespace = self.maker.mapped_namespace((0, 0), *base, RANGE);
+        let namespace = self.maker.mapped_namespace(*base, (0, 0), *base, RANGE);
         let namespace = step("map the ids of", "the sandbox", namespace)?;
         let (trees, shifted) = self.maker.shift_mounts(plan, *base, &namespace)?;
         step("create", STAGE, make_place(STAGE))?;
@@ -138,6 +139,7 @@ impl Stage {
         let ids = Ids::outside(*base);
         let (root, scratch) = apply::build_root(plan, &trees, place.as_fd(), ids)?;
         drop(trees);
+        step("mount", STAGE_USERS, show_users(&namespace))?;
         let program = step("make a file for", OWN_PROGRAM, own_program(scratch.as_fd(), ids))?;
         apply::attach_at(root.as_fd(), OWN_PROGRAM, &program)?;
         drop((root, program));
@@ -378,6 +380,12 @@ fn root() -> Result<OwnedFd, Failure> {
 /// sandbox.
 fn make_place(path: &str) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o755).create(Path::new(path))
+}
+
+/// Gives the sandbox's user namespace a name, for the runtime to find it by.
+fn show_users(namespace: &OwnedFd) -> io::Result<()> {
+    drop(File::create_new(STAGE_USERS)?);
+    mount::bind(&format!("/proc/self/fd/{}", namespace.as_raw_fd()), STAGE_USERS)
 }
 
 /// Mounts a file with this very program, which nobody can write.

@@ -15,7 +15,7 @@ use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::Path;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Resource, Signal};
 use warren_sys::landlock::{self, Access, Kind, Ruleset};
@@ -207,7 +207,9 @@ pub fn sweep(nonce: u64) {
     for _ in 0..1_000 {
         let Ok(proc) = mount::open_place(CWD, c"/proc") else { return };
         let census = Census::of_marked(proc, nonce);
-        let found = census.processes();
+        let mut found = census.processes();
+        // One that is dead waits for whoever is its parent by now, who may take its time.
+        found.retain(|seen| !census.is_dead(seen.pid));
         if found.is_empty() {
             return;
         }
@@ -320,12 +322,16 @@ fn restrict(rules: &Rules, work: Option<&OwnedFd>, census: &Census) -> Result<()
         let kind = if is_dir { Kind::Directory } else { Kind::File };
         set.allow(place.as_fd(), kind, access)
     };
-    let paths = rules.readable.iter().map(|path| (path, Access::Read));
-    let paths = paths.chain(rules.writable.iter().map(|path| (path, Access::Full)));
-    for (path, access) in paths {
+    let (links, none) =
+        (ResolveFlags::empty(), ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS);
+    let system = rules.system.iter().map(|path| (path, Access::Read, links));
+    let own = [(&rules.directory, Access::Full, links)];
+    let readable = rules.readable.iter().map(|path| (path, Access::Read, none));
+    let writable = rules.writable.iter().map(|path| (path, Access::Full, none));
+    for (path, access, resolve) in system.chain(own).chain(readable).chain(writable) {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
-        let place = rustix::fs::open(path.as_str(), flags, Mode::empty()).map_err(io::Error::from);
-        let place = step("open", path, place)?;
+        let place = rustix::fs::openat2(CWD, path.as_str(), flags, Mode::empty(), resolve);
+        let place = step("open", path, place.map_err(io::Error::from))?;
         step("allow", path, allow(&place, access))?;
     }
     let listed = set.allow(census.place(), Kind::Directory, Access::Read);

@@ -61,7 +61,7 @@ pub fn keep_limit(resource: u32) -> [Rule; 2] {
 /// Who else is on the machine, as a sandbox without namespaces finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Neighbours {
-    /// Other users alone: the rights of files and processes hold.
+    /// Other users alone: the rights of files and processes hold, but for attributes of what everybody may write.
     Others,
     /// Processes and files of the same user.
     SameUser,
@@ -71,10 +71,10 @@ pub enum Neighbours {
 
 /// Returns rules, for the architecture this is built for, that refuse what only a namespace would keep inside:
 /// sockets, which lead to the host's network and to whoever listens at a path; System V memory and message
-/// queues, which all users share; limits and priorities of processes that are not the caller.
+/// queues, which all users share; limits and priorities of processes that are not the caller; attributes of files.
 ///
-/// Among processes and files of the same user also what Landlock does not look at: modes, owners, times and
-/// attributes of files by their path, and where some are shared read-only, by an open descriptor too.
+/// Among processes and files of the same user also what else Landlock does not look at: modes, owners and times of
+/// files by their path, and where some are shared read-only, by an open descriptor too.
 #[expect(clippy::cast_possible_truncation, reason = "system call numbers are small")]
 #[must_use]
 pub fn without_namespaces(neighbours: Neighbours) -> Vec<Rule> {
@@ -126,14 +126,10 @@ pub fn without_namespaces(neighbours: Neighbours) -> Vec<Rule> {
         let when = vec![test(1, 0xffff_ffff, Comparison::NotEqual, 0)];
         rules.push(Rule { nr: nr as u32, action: EPERM, when });
     }
-    if neighbours == Neighbours::Others {
-        return rules;
-    }
+    // Landlock does not look at attributes, and the rights of files give them to whoever may write: to everybody, of
+    // some.
     rules.extend(
         [
-            libc::SYS_fchmodat,
-            SYS_FCHMODAT2,
-            libc::SYS_fchownat,
             libc::SYS_setxattr,
             libc::SYS_lsetxattr,
             libc::SYS_removexattr,
@@ -144,6 +140,11 @@ pub fn without_namespaces(neighbours: Neighbours) -> Vec<Rule> {
         .into_iter()
         .map(refuse),
     );
+    if neighbours == Neighbours::Others {
+        rules.extend([libc::SYS_fsetxattr, libc::SYS_fremovexattr].into_iter().map(refuse));
+        return rules;
+    }
+    rules.extend([libc::SYS_fchmodat, SYS_FCHMODAT2, libc::SYS_fchownat].into_iter().map(refuse));
     #[cfg(target_arch = "x86_64")]
     rules.extend(
         [

@@ -9,9 +9,9 @@
 //! | --- | --- | --- |
 //! | its user | one of its own on the host | the caller's |
 //! | limits | cgroups where they are writable | rlimits, and init watches memory |
-//! | terminals | yes | no: the caller's own would be open to it |
 //! | changing modes and times by path | yes | no: Landlock does not hold it off the caller's files |
 //!
+//! A command can have a terminal, which is lent to it; none can be made inside, since the host's are for everybody.
 //! It sees that other processes exist, their names and command lines; it cannot touch them, or read their
 //! memory, environment or files. Sockets of every kind are refused, because Landlock before ABI 9 does not
 //! keep a process from those of the host that have a path. How many bytes it writes is bounded for each file

@@ -17,8 +17,6 @@ pub(crate) const NAME: &str = "landlock";
 /// Devices that a program expects, and that lead nowhere.
 const DEVICES: [&str; 6] =
     ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
-/// Terminals, which belong to a user of the sandbox's own where it has one.
-const TERMINALS: [&str; 2] = ["/dev/ptmx", "/dev/pts"];
 /// What of `/etc` a program needs to find its libraries and the time; nothing of it is secret.
 const TABLES: [&str; 6] = [
     "/etc/ld.so.cache",
@@ -130,22 +128,19 @@ pub(crate) fn plan(inputs: &Inputs<'_>, host: &impl Look) -> Result<Plan> {
     }
     let shares_files = !readable.is_empty();
     let there = |path: &&str| host.kind(Path::new(path)).is_some();
+    let mut system = Vec::new();
     for shown in profile.host {
         if there(&shown.path) {
-            readable.push(shown.path.to_owned());
+            system.push(shown.path.to_owned());
         } else if shown.required {
             let feature = format!("profile `{}`: the host has no {}", profile.name, shown.path);
             return Err(unsupported(feature, "use another host"));
         }
     }
-    readable.extend(MERGED.into_iter().chain(TABLES).filter(there).map(str::to_owned));
+    system.extend(MERGED.into_iter().chain(TABLES).filter(there).map(str::to_owned));
     writable.extend(DEVICES.into_iter().filter(there).map(str::to_owned));
     let same_user = matches!(inputs.privilege, Privilege::User { .. });
-    if !same_user {
-        writable.extend(TERMINALS.into_iter().filter(there).map(str::to_owned));
-    }
     let own = text(&own, "state_dir")?;
-    writable.push(own.clone());
     let bits = |program: &[Instruction]| {
         program.iter().map(|instruction| instruction.to_bits()).collect::<Vec<_>>()
     };
@@ -185,6 +180,7 @@ pub(crate) fn plan(inputs: &Inputs<'_>, host: &impl Look) -> Result<Plan> {
                 Ok(below) => text(below, "workdir")?,
                 Err(_) => String::new(),
             },
+            system,
             readable,
             writable,
             file_bytes: spec.limits.max_write_bytes,

@@ -402,7 +402,12 @@ impl LinuxSandbox {
             ExecInput::Control => shell::helper().map_err(|error| lost("make a file", error))?,
             ExecInput::Closed | ExecInput::Open => None,
         };
+        let terminal = match options.terminal {
+            Some(size) => self.lend_terminal(size.rows, size.columns)?,
+            None => None,
+        };
         let mut fds = vec![theirs.as_fd()];
+        fds.extend(terminal.iter().flat_map(|both| [both.outer.as_fd(), both.inner.as_fd()]));
         fds.extend(helper.as_ref().map(AsFd::as_fd));
         let rung = theirs_notice.as_ref().unwrap_or(&notice);
         fds.extend([file.as_fd(), rung.as_fd()]);

@@ -18,7 +18,7 @@ use warren_init::protocol::{
 use super::channel::Channel;
 use super::groups::Refusals;
 use super::plan::HOME;
-use super::sandbox::{LinuxSandbox, Terms};
+use super::sandbox::{Instance, LinuxSandbox, Terms};
 use crate::backend::ExecPlan;
 use crate::denial::{Ground, Really};
 use crate::{
@@ -97,18 +97,12 @@ pub(crate) struct Sent {
 }
 
 impl Sent {
-    /// Asks for a command on the socket of a sandbox whose ids begin at `base`.
-    pub(crate) async fn send(
-        control: &Channel,
-        base: Option<u32>,
-        persistent: bool,
-        first: First,
-        only: bool,
-    ) -> Result<Self> {
+    /// Asks a sandbox for a command.
+    pub(crate) async fn send(instance: &Instance, first: First, only: bool) -> Result<Self> {
         let First { plan, limits, stdio, explain } = first;
         let streams = match stdio {
             Stdio::Pipes => {
-                let owner = base.map(|base| base + WORKLOAD_ID);
+                let owner = instance.base.map(|base| base + WORKLOAD_ID);
                 Some(Pipes::new(owner).map_err(|error| step("make pipes", error))?)
             }
             Stdio::Terminal { .. } => None,
@@ -117,19 +111,24 @@ impl Sent {
             Stdio::Pipes => Streams::Given,
             Stdio::Terminal { rows, columns } => Streams::Terminal { rows, columns },
         };
+        let terminal = match stdio {
+            Stdio::Pipes => None,
+            Stdio::Terminal { rows, columns } => instance.lend_terminal(rows, columns)?,
+        };
         let exec = request(&plan, &limits, String::new(), named);
         let followed = explain != Explain::Nothing;
         let request = Request::Exec(Exec { only, announced: true, explain: followed, ..exec });
         let (channel, theirs) = Channel::pair().map_err(|error| step("make a socket", error))?;
         let mut fds = vec![theirs.as_fd()];
         fds.extend(streams.iter().flat_map(|pipes| pipes.theirs.iter().map(AsFd::as_fd)));
-        if persistent {
+        fds.extend(terminal.iter().flat_map(|both| [both.outer.as_fd(), both.inner.as_fd()]));
+        if instance.home.is_some() {
             // So that the command outlives us, and what it leaves running the end of this call.
             let spare =
                 streams.iter().flat_map(|pipes| [pipes.stdout.as_fd(), pipes.stderr.as_fd()]);
             fds.extend(spare);
         }
-        control.send(&request, &fds).await.map_err(|error| step("reach init", error))?;
+        instance.control.send(&request, &fds).await.map_err(|error| step("reach init", error))?;
         let ExecPlan { program, stdin: input, .. } = plan;
         let streams = streams.map(|pipes| (pipes.stdin, pipes.stdout, pipes.stderr));
         Ok(Self { channel, program, input, streams, explain })

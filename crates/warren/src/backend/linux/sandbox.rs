@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Gid, Uid};
 use rustix::process::{Signal, WaitId, WaitIdOptions, waitid};
 use serde::de::DeserializeOwned;
 use tokio::io::unix::AsyncFd;
@@ -20,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use warren_init::plan::{Overlay, Plan, WORKLOAD_ID, Walls};
 use warren_init::protocol::files::FileRequest;
 use warren_init::protocol::{Done, Failure, Loopback, Proof, Report, Request, Standing};
+use warren_init::terminal::Terminal;
 
 use super::anchor::{self, Anchor, Home};
 use super::channel::{Channel, watch};
@@ -59,7 +61,7 @@ pub(crate) struct Instance {
     pub(super) home: Option<Home>,
     on_drop: OnDrop,
     pub(super) cpu_quota_millis: Option<u32>,
-    control: Channel,
+    pub(super) control: Channel,
     /// The signal at which its first process takes all others with it.
     ends_by: Signal,
     /// The directory that it has on the host for want of a root of its own.
@@ -187,13 +189,13 @@ pub(crate) async fn launch(
         scratch,
     };
     // Init reads it once it is ready.
-    let sent = match first {
-        Some(first) => {
-            let persistent = instance.home.is_some();
-            Some(Sent::send(&instance.control, base, persistent, first, true).await?)
-        }
-        None => None,
+    let send = async |instance: &Instance, first: Option<First>| match first {
+        Some(first) => Sent::send(instance, first, true).await.map(Some),
+        None => Ok(None),
     };
+    // A container has its exact limits only once it stands: nothing may run in it before.
+    let (at_once, later) = if instance.container.is_some() { (None, first) } else { (first, None) };
+    let sent = send(&instance, at_once).await?;
     match next_report(&instance.control).await?.0 {
         Report::Ready(proof) => instance.proof = proof,
         Report::Launched { .. } | Report::Failed(_) => return Err(nonsense("init")),
@@ -202,6 +204,7 @@ pub(crate) async fn launch(
         // A runtime needs more of everything than what it starts.
         instance.groups().change(wanted.id, wanted.settings)?;
     }
+    let sent = send(&instance, later).await?.or(sent);
     if instance.home.is_some() {
         instance.on_drop = OnDrop::Leave;
         instance.groups().leave();
@@ -340,6 +343,27 @@ impl Instance {
         (self.ends_by, self.own) = (Signal::TERM, Some(own));
     }
 
+    /// Makes the terminal of a command that may not make its own: where the sandbox has the host's terminals before it, it may
+    /// neither open one that is another's nor take all that the host can have.
+    pub(super) fn lend_terminal(&self, rows: u16, columns: u16) -> Result<Option<Terminal>> {
+        if self.own.is_none() {
+            return Ok(None);
+        }
+        let made = Terminal::open(rows, columns).and_then(|made| {
+            if let Some(base) = self.base {
+                let (uid, gid) =
+                    (Uid::from_raw(base + WORKLOAD_ID), Gid::from_raw(base + WORKLOAD_ID));
+                rustix::fs::fchown(&made.inner, Some(uid), Some(gid))?;
+            }
+            Ok(made)
+        });
+        made.map(Some).map_err(|error| SandboxError::Step {
+            step: "make a terminal".to_owned(),
+            path: None,
+            source: error,
+        })
+    }
+
     /// Removes the directory that it has on the host, which nobody writes to any more.
     fn remove_own(&self) {
         if let Some(own) = &self.own {
@@ -352,10 +376,13 @@ impl Instance {
         self.overlays.clone()
     }
 
-    /// Kills every process. PID 1 takes the whole pid namespace with it, a warden its domain.
+    /// Kills every process. PID 1 takes the whole pid namespace with it, a warden its domain, and the directory with
+    /// that: it is given a moment before its groups are ended with it in them.
     fn kill(&self) {
         let _ = rustix::process::pidfd_send_signal(self.pidfd.get_ref(), self.ends_by);
-        self.groups().kill();
+        if self.own.is_none() {
+            self.groups().kill();
+        }
     }
 
     /// Returns its PID 1, on the host.
@@ -415,6 +442,9 @@ impl Instance {
         // One that was waited for in vain is not waited for again: whoever asks anew is told at once.
         let stuck = self.is_stuck.load(Ordering::Relaxed);
         let patience = if stuck { Duration::ZERO } else { PATIENCE };
+        if self.own.is_some() && !stuck && !self.ends_soon().await {
+            self.groups().kill();
+        }
         if tokio::time::timeout(patience, self.pidfd.readable()).await.is_err() {
             let what = "ending the sandbox".to_owned();
             self.is_stuck.store(true, Ordering::Relaxed);
@@ -424,8 +454,9 @@ impl Instance {
         if let Some(container) = &self.container {
             container.gone().await?;
         }
-        self.groups().remove()?;
+        // First: with the groups goes the one who would do both for us, should we be killed now.
         self.remove_own();
+        self.groups().remove()?;
         drop(self.held_layers.lock().unwrap_or_else(PoisonError::into_inner).take());
         Ok(())
     }
@@ -467,8 +498,15 @@ impl Drop for Instance {
             self.groups().leave();
             return;
         }
-        let patience = Timespec { tv_sec: PATIENCE.as_secs().try_into().unwrap_or(10), tv_nsec: 0 };
-        let _ = poll(&mut [PollFd::new(self.pidfd.get_ref(), PollFlags::IN)], Some(&patience));
+        let wait = |time: Duration| {
+            let time = Timespec { tv_sec: time.as_secs().try_into().unwrap_or(10), tv_nsec: 0 };
+            let _ = poll(&mut [PollFd::new(self.pidfd.get_ref(), PollFlags::IN)], Some(&time));
+        };
+        if self.own.is_some() {
+            wait(MOMENT);
+            self.groups().kill();
+        }
+        wait(PATIENCE);
         self.reap();
         if let Some(container) = &self.container {
             container.gone_now();
@@ -741,8 +779,7 @@ impl LinuxSandbox {
         let refusals = instance.groups().refusals();
         let (limits, explain) = (self.terms.spec.limits.clone(), Explain::Nothing);
         let first = First { plan, limits, stdio, explain };
-        let persistent = self.is_persistent();
-        let sent = Sent::send(&instance.control, instance.base, persistent, first, false).await;
+        let sent = Sent::send(&instance, first, false).await;
         let sent = sent.map_err(|error| self.explain(error))?;
         Ok(Execution::of(self.clone(), sent, refusals))
     }
@@ -799,16 +836,16 @@ impl LinuxSandbox {
         self.core.instance().kill();
     }
 
-    pub(crate) fn is_persistent(&self) -> bool {
-        self.core.instance().home.is_some()
-    }
-
     pub(crate) fn has_ended(&self) -> bool {
         self.core.instance().has_ended()
     }
 
     pub(crate) fn instance(&self) -> Arc<Instance> {
         self.core.instance()
+    }
+
+    pub(super) fn lend_terminal(&self, rows: u16, columns: u16) -> Result<Option<Terminal>> {
+        self.core.instance().lend_terminal(rows, columns)
     }
 
     pub(crate) fn control(&self) -> Control {
@@ -1241,8 +1278,10 @@ fn capabilities(inputs: &Inputs<'_>, plan: &Plan, instance: &Instance) -> Sandbo
         }
         Walls::Rules(planned) => {
             let paths = |paths: &[String]| paths.iter().map(PathBuf::from).collect::<Vec<_>>();
-            let writable = paths(&planned.writable);
-            let readable = [paths(&planned.readable), vec!["/proc".into()], writable.clone()];
+            let own = vec![PathBuf::from(&planned.directory)];
+            let writable = [paths(&planned.writable), own].concat();
+            let shown = [paths(&planned.system), paths(&planned.readable)].concat();
+            let readable = [shown, vec!["/proc".into()], writable.clone()];
             (readable.concat(), writable)
         }
     };

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
-use warren_init::plan::{OWN_PROC, OWN_PROGRAM, Plan, RANGE, STAGE_ROOT, Users};
+use warren_init::plan::{OWN_PROC, OWN_PROGRAM, Plan, RANGE, STAGE_ROOT, STAGE_USERS, Users};
 use warren_sys::seccomp::{self, Action, Arch};
 
 use super::OciRuntime;
@@ -60,13 +60,21 @@ pub(crate) struct Inputs<'a> {
 pub(crate) fn config(inputs: &Inputs<'_>) -> Value {
     let plan = inputs.plan;
     let mapping = json!([{ "containerID": 0, "hostID": inputs.base, "size": RANGE }]);
-    let kinds = ["pid", "network", "ipc", "uts", "mount", "user", "cgroup"];
+    let kinds = ["pid", "network", "ipc", "uts", "mount", "cgroup"];
+    let own_kernel = inputs.runtime == OciRuntime::Runsc;
     // gVisor knows no namespace of control groups: it shows none of the host's.
-    let kinds = &kinds[..kinds.len() - usize::from(inputs.runtime == OciRuntime::Runsc)];
+    let kinds = &kinds[..kinds.len() - usize::from(own_kernel)];
+    let mut namespaces: Vec<Value> = kinds.iter().map(|kind| json!({ "type": kind })).collect();
+    // Made by us: what is used in it is charged to whoever made it, and a runtime is root. What gVisor's kernel counts is
+    // its own.
+    namespaces.push(match own_kernel {
+        true => json!({ "type": "user" }),
+        false => json!({ "type": "user", "path": STAGE_USERS }),
+    });
     let below_proc =
         |names: &[String]| names.iter().map(|name| format!("/proc/{name}")).collect::<Vec<_>>();
     let mut linux = json!({
-        "namespaces": kinds.iter().map(|kind| json!({ "type": kind })).collect::<Vec<_>>(),
+        "namespaces": namespaces,
         "uidMappings": mapping,
         "gidMappings": mapping,
         "maskedPaths": below_proc(&plan.proc.masked),
@@ -325,7 +333,7 @@ mod tests {
                     { "type": "uts" },
                     { "type": "mount" },
                     { "type": "cgroup" },
-                    { "type": "user" },
+                    { "type": "user", "path": "/run/warren/stage/users" },
                 ],
                 "uidMappings": ids,
                 "gidMappings": ids,
