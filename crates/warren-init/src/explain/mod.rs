@@ -171,11 +171,12 @@ fn start_followed(line: &OwnedFd, start: impl FnOnce() -> Result<Started, Refusa
 fn walls(plan: &Plan) -> Walls {
     let bytes = |paths: &[String]| paths.iter().map(|path| path.clone().into_bytes()).collect();
     let (writable, readable) = match &plan.walls {
-        plan::Walls::Namespaces => (bytes(&plan.landlock.writable), None),
+        plan::Walls::Namespaces | plan::Walls::OwnKernel => (bytes(&plan.landlock.writable), None),
         plan::Walls::Rules(rules) => {
             let own = [WORKSPACE, HOME, SCRATCH].map(|name| format!("{}/{name}", rules.directory));
             let writable = bytes(&[&rules.writable[..], &own].concat());
-            (writable, Some(bytes(&rules.readable)))
+            let readable = bytes(&[&rules.system[..], &rules.readable].concat());
+            (writable, Some(readable))
         }
     };
     let filters = std::iter::once(&plan.filter.init).chain(&plan.filter.workload);
