@@ -70,9 +70,14 @@ fn doctor_has_a_line_for_each_layer_and_the_same_as_an_object() {
 
 #[test]
 fn nothing_weaker_than_what_is_asked_for_ever_runs_a_command() {
-    let seen = outcome(&mut warren(&["run", "--isolation", "kernel", "--", "true"]));
+    let kernel = ["run", "--backend", "linux", "--isolation", "kernel", "--", "true"];
+    let seen = outcome(&mut warren(&kernel));
     assert_eq!(seen.code, Some(125), "{seen:?}");
     assert!(seen.stderr.contains("backend `linux` lacks isolation level `kernel`"), "{seen:?}");
+    let ours = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let seen = outcome(&mut warren(&["run", "--isolation", "kernel", "--", "uname", "-r"]));
+    assert_eq!(seen.code, Some(0), "{seen:?}");
+    assert_ne!(seen.stdout, ours, "it is a kernel of its own");
     let seen = outcome(&mut warren(&["run", "--isolation", "namespace", "--", "echo", "in"]));
     assert_eq!((seen.code, seen.stdout.as_str()), (Some(0), "in\n"), "control: {seen:?}");
     let seen = outcome(&mut warren(&["run", "--isolation", "process", "--", "sh", "-c", "pwd"]));
