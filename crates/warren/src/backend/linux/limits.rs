@@ -40,7 +40,54 @@ pub(crate) struct Decision {
     pub(crate) by_marks: bool,
     pub(crate) enforced: Vec<EnforcedLimit>,
     pub(crate) warnings: Vec<String>,
-    shared: bool,
+    lacks: Lack,
+}
+
+/// Why a limit may be held by nothing exact.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lack {
+    /// The user has none.
+    Group,
+    Namespaces,
+    /// The host's group counts the kernel of the sandbox with what runs on it.
+    GroupInside,
+}
+
+impl Lack {
+    fn of(support: &GroupSupport) -> Self {
+        match (support.shared, support.own_kernel) {
+            (true, _) => Self::Namespaces,
+            (false, true) => Self::GroupInside,
+            (false, false) => Self::Group,
+        }
+    }
+
+    fn reason(self) -> &'static str {
+        match self {
+            Self::Group => "this user has no cgroup with the controller for it",
+            Self::Namespaces => "without namespaces nothing holds it exactly",
+            Self::GroupInside => "the sandbox's own kernel has nothing that holds it exactly",
+        }
+    }
+
+    fn hint(self, limit: Limit) -> String {
+        let instead = match self {
+            Self::Group => {
+                "run as root, or in a delegated cgroup (systemd-run --user --scope -p Delegate=yes warren ...)"
+            }
+            Self::Namespaces => "unset it, use a stronger isolation",
+            Self::GroupInside => "unset it, or use containers or namespaces",
+        };
+        format!("{instead}, or accept what there is: --accept-missing {limit}")
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Group => "a cgroup",
+            Self::Namespaces => "namespaces",
+            Self::GroupInside => "cgroups on its own kernel",
+        }
+    }
 }
 
 /// Decides what holds each limit on a host with `support`, or names the one that nothing can hold.
@@ -60,7 +107,7 @@ pub(crate) fn decide(
         by_marks: support.v2.is_none() && !support.own_kernel,
         enforced: Vec::new(),
         warnings: Vec::new(),
-        shared: support.shared,
+        lacks: Lack::of(support),
     };
     decision.memory(limits.max_memory_bytes, support);
     decision.processes(limits.max_processes, support);
@@ -180,7 +227,8 @@ impl Decision {
                 KERNEL_MEMORY >> 20
             ),
         };
-        self.note(Limit::Memory, limit, Bound::Exact, by);
+        let bound = if support.own_kernel { Bound::Nearest } else { Bound::Exact };
+        self.note(Limit::Memory, limit, bound, by);
     }
 
     fn processes(&mut self, limit: Option<u32>, support: &GroupSupport) {
@@ -243,20 +291,8 @@ impl Decision {
         if let Some(EnforcedLimit { limit, .. }) = demanded {
             return Err(SandboxError::LimitNotEnforceable {
                 limit: *limit,
-                reason: match self.shared {
-                    false => "this user has no cgroup with the controller for it".to_owned(),
-                    true => "without namespaces nothing holds it exactly".to_owned(),
-                },
-                hint: match self.shared {
-                    false => format!(
-                        "run as root, or in a delegated cgroup (systemd-run --user --scope \
-                         -p Delegate=yes warren ...), or accept what there is: --accept-missing {limit}"
-                    ),
-                    true => format!(
-                        "unset it, use a stronger isolation, or accept what there is: --accept-missing \
-                         {limit}"
-                    ),
-                },
+                reason: self.lacks.reason().to_owned(),
+                hint: self.lacks.hint(*limit),
             });
         }
         let missing: Vec<_> =
@@ -264,7 +300,7 @@ impl Decision {
         if !missing.is_empty() {
             self.warnings.push(format!(
                 "without {} these limits are only held by the nearest bound: {}",
-                if self.shared { "namespaces" } else { "a cgroup" },
+                self.lacks.name(),
                 missing.join(", ")
             ));
         }
