@@ -318,7 +318,9 @@ fn exact(backend: &str, limits: &[EnforcedLimit]) -> Option<&'static str> {
     let nearest = |limit: &EnforcedLimit| limit.bound == Bound::Nearest;
     limits.iter().any(nearest).then_some(match backend {
         // No user and no group helps where there is no file system of a size of its own, or a kernel of its own.
-        "landlock" | "oci-runsc" => "--require limits takes a backend that holds each of them exactly",
+        "landlock" | "oci-runsc" => {
+            "--require limits takes a backend that holds each of them exactly"
+        }
         _ => {
             "run as root, or with a cgroup of your own: systemd-run --user --scope -p \
              Delegate=yes warren run ..."

@@ -374,6 +374,8 @@ pub struct Standing {
     pub suspended: bool,
     /// How many run.
     pub running: u32,
+    /// Whether something runs that a command left behind.
+    pub left: bool,
 }
 
 /// What to try, and what of the host there is to be reached. What is absent is not tried.

@@ -349,7 +349,8 @@ impl Init<'_> {
             Request::Probe(asked) => probe::run(&self.starter, &reply, &asked),
             Request::Hello => {
                 let running = self.running.len().try_into().unwrap_or(u32::MAX);
-                let standing = Standing { suspended: self.suspended.is_some(), running };
+                let left = self.lingering.iter().any(|leaf| !leaf.is_empty());
+                let standing = Standing { suspended: self.suspended.is_some(), running, left };
                 let _ = protocol::send(&reply, &standing, &[]);
             }
             Request::End => return Asked::End,

@@ -278,6 +278,11 @@ impl Groups {
             .any(|events| events.map_or(true, |text| cgroup::field(&text, "populated") != Some(0)))
     }
 
+    /// Reports whether each command has a group of its own.
+    pub(crate) fn tell_commands(&self) -> bool {
+        self.places.v2.is_some()
+    }
+
     /// Ends whatever is in the groups at once, where the kernel can.
     pub(crate) fn kill(&self) {
         if let Some(group) = &self.places.v2 {

@@ -395,6 +395,18 @@ impl Instance {
         self.proof.tried
     }
 
+    /// Reports whether no command runs in it, nor anything that one left behind.
+    pub(super) async fn is_idle(&self) -> bool {
+        if !self.groups().is_populated() {
+            return true;
+        }
+        // What is in its groups may be the process that waits for the next command, which init alone can tell.
+        let hello = tokio::time::timeout(PATIENCE, self.ask::<Standing>(&Request::Hello)).await;
+        let standing = hello.ok().and_then(Result::ok).flatten();
+        self.groups().tell_commands()
+            && standing.is_some_and(|standing| standing.running == 0 && !standing.left)
+    }
+
     /// Asks init for something that it answers once; `None` if it is gone.
     pub(super) async fn ask<T: DeserializeOwned>(
         &self,

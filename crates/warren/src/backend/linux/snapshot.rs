@@ -113,7 +113,7 @@ impl LinuxSandbox {
         let scratch = self.scratch(&instance).await?;
         let pause = self.pause(&instance, *state).await?;
         // Asked while it stands still: nothing is there then that could come and go.
-        let idle = !instance.groups().is_populated();
+        let idle = instance.is_idle().await;
         let work = move || {
             let copied = copy(&layers, &scratch, &base, &overlays, ids, tracked, idle);
             let paused = pause.since.elapsed();

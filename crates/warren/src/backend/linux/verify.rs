@@ -47,7 +47,7 @@ impl LinuxSandbox {
         }
         let _state = self.running().await?;
         // Held until this is over, so that nothing begins meanwhile. What has begun must not notice.
-        let busy = self.instance().groups().is_populated();
+        let busy = !self.instance().is_idle().await;
         // Without namespaces a user's processes are counted with those of others.
         let alone = self.capabilities().backend == super::NAME;
         let extent = if busy || !alone { extent.min(Extent::Walls) } else { extent };
