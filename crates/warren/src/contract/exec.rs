@@ -111,7 +111,8 @@ pub enum ExecCause {
     TimedOut,
     /// It used more memory than allowed.
     OutOfMemory,
-    /// It needed more processes than allowed.
+    /// It needed more processes than allowed. Where the kernel counts no refusals (gVisor), that is inferred: it failed
+    /// while as many ran as may.
     TooManyProcesses,
     /// It wrote more to disk than allowed.
     DiskQuota,

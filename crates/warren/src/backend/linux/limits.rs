@@ -238,7 +238,9 @@ impl Decision {
             if let Some(controller) = &support.pids {
                 self.set(controller, "pids.max", count + KERNEL_TASKS);
             }
-            let by = "pids of its own kernel";
+            // Whoever reads that a command failed for it reads this, and is not to take it for that kernel's word.
+            let by = "pids of its own kernel, which counts no refusals (that a command failed for one \
+                      is inferred by init: it failed while all were in use)";
             return self.note(Limit::Processes, Some(count), Bound::Exact, by);
         }
         let by = match &support.pids {
