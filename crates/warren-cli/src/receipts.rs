@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use hyper::Method;
 use serde_json::Value;
 use warren::receipt::{self, ReceiptFault};
-use warren::{Receipt, ReceiptLayer};
+use warren::{Receipt, ReceiptLayer, Verdict};
 use warren_api::rest::wire::{ReceiptKeyView, ReceiptView};
 
 use crate::args::{ClientArgs, TargetArgs};
@@ -125,7 +125,16 @@ fn file(path: &Path) -> Result<String, Failure> {
 
 /// Says in one line what a layer came to.
 pub(crate) fn in_short(layer: &ReceiptLayer) -> String {
-    format!("{}, {} tried", layer.verdict, layer.tries.len())
+    let tried = layer.tries.iter().filter(|one| match one.verdict {
+        Verdict::Held | Verdict::Open => true,
+        // Of a layer of which something is promised, what is not is no part of the answer.
+        Verdict::NotPromised => layer.verdict == Verdict::NotPromised,
+        Verdict::Partly | Verdict::Set | Verdict::NotTried => false,
+    });
+    match tried.count() {
+        0 => layer.verdict.to_string(),
+        tried => format!("{}, {tried} tried", layer.verdict),
+    }
 }
 
 fn print(receipt: &Receipt) -> Result<u8, Failure> {

@@ -28,6 +28,12 @@ use crate::protocol::{self, Failure, Proof, Report, tried};
 use crate::sentry;
 use crate::serve::{self, Kept};
 
+/// Attempts on walls that are there in more than one way, as [`holds`] names them.
+pub(crate) const NO_WAY_OUT: &str = "network: find a route to 192.0.2.1";
+pub(crate) const OWN_PROCESSES: &str = "processes: be in the host's process namespace";
+pub(crate) const NO_CAPABILITY: &str = "privileges: hold a capability that the profile has not";
+pub(crate) const NO_KEYCTL: &str = "syscalls: keyctl";
+
 /// What one who is put into a container is told; carries the control socket, the scratch and what
 /// else is named.
 #[derive(Debug, Serialize, Deserialize)]
@@ -41,6 +47,25 @@ pub(crate) struct Begin {
     pub(crate) lock: bool,
     /// Whether what it listens on comes next.
     pub(crate) listener: bool,
+    /// What it must not find, if it has a kernel of its own.
+    pub(crate) outside: Outside,
+}
+
+/// What only the host is or has.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Outside {
+    /// A path that is there.
+    pub(crate) path: String,
+    /// Which kernel it says that it is.
+    pub(crate) kernel: String,
+}
+
+impl Outside {
+    /// Says which kernel this is.
+    pub(crate) fn kernel() -> String {
+        let own = rustix::system::uname();
+        format!("{} {}", own.release().to_string_lossy(), own.version().to_string_lossy())
+    }
 }
 
 /// Goes on as init of a container whose walls a runtime has put up: descriptor 0 is the socket of the
@@ -56,7 +81,7 @@ pub(crate) fn become_contained() -> ! {
     }
     // Its number is that of a standard stream, which is replaced below.
     std::mem::forget(line);
-    let Begin { plan, shifted, work, lock, listener } = begin;
+    let Begin { plan, shifted, work, lock, listener, .. } = begin;
     let mut fds = fds.into_iter();
     let (Some(control), Some(scratch)) = (fds.next(), fds.next()) else { process::exit_now(1) };
     let mut next = |is_there: bool| if is_there { fds.next() } else { None };
@@ -99,9 +124,9 @@ fn settle_in(
     step("restrict", "/dev", mount::restrict_only("/dev", DEV_ATTRIBUTES))?;
     step("open", "/dev/null", quiet_streams())?;
     lock_down(plan, work, &census)?;
-    holds("the network namespace", way_out == Some(Errno::NETUNREACH.raw_os_error()))?;
+    holds(NO_WAY_OUT, way_out == Some(Errno::NETUNREACH.raw_os_error()))?;
     // The scratch is mounted nowhere inside, so that only Landlock keeps one out who holds it.
-    let tried = tried::NETWORK | prove(plan, scratch)?;
+    let tried = tried::NETWORK | prove(plan, scratch, tried::UNMOUNTED)?;
     let landlock_abi = landlock::abi().unwrap_or_default();
     Ok((Proof { landlock_abi, owners_shifted: shifted, tried }, meter, census))
 }
@@ -246,8 +271,8 @@ fn apply(
     step("clear", "/dev", forget_masks(plan, scratch.as_fd()))?;
     step("open", "/dev/null", quiet_streams())?;
     lock_down(plan, work, &census)?;
-    holds("the network namespace", way_out == Some(Errno::NETUNREACH.raw_os_error()))?;
-    let tried = tried::NETWORK | prove(plan, &outside)?;
+    holds(NO_WAY_OUT, way_out == Some(Errno::NETUNREACH.raw_os_error()))?;
+    let tried = tried::NETWORK | prove(plan, &outside, tried::LANDLOCK)?;
     let landlock_abi = landlock::abi().unwrap_or_default();
     Ok((Proof { landlock_abi, owners_shifted: shifted, tried }, meter, census, scratch))
 }
@@ -828,30 +853,30 @@ fn restrict(planned: &plan::Landlock, work: Option<&OwnedFd>, census: &Census) -
     rules.restrict()
 }
 
-/// A wall that was put up but does not hold is an error like any other.
-pub(crate) fn holds(name: &str, held: bool) -> Result<(), Failure> {
+/// A wall that was put up but does not hold is an error like any other: it names the wall and the attempt.
+pub(crate) fn holds(attempt: &str, held: bool) -> Result<(), Failure> {
     let failed = Err(io::Error::from_raw_os_error(Errno::NOTRECOVERABLE.raw_os_error()));
-    if held { Ok(()) } else { step("rely on", name, failed) }
+    if held { Ok(()) } else { step(protocol::OPEN_WALL, attempt, failed) }
 }
 
-/// Tries what must fail now, and says what that was.
-fn prove(plan: &Plan, outside: &OwnedFd) -> Result<u32, Failure> {
+/// Tries what must fail now, and says what that was; opening `outside` is `which` of them.
+fn prove(plan: &Plan, outside: &OwnedFd, which: u32) -> Result<u32, Failure> {
     // First in its namespace, and with a parent that is in another.
     let first = rustix::process::getpid() == rustix::process::Pid::INIT;
-    holds("the process namespace", first && rustix::process::getppid().is_none())?;
+    holds(OWN_PROCESSES, first && rustix::process::getppid().is_none())?;
     let mounts = prove_read_only(plan)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = rustix::fs::openat(outside, c".", flags, Mode::empty());
-    holds("Landlock", opened.err() == Some(Errno::ACCESS))?;
+    holds("filesystem: open what is outside by a descriptor", opened.err() == Some(Errno::ACCESS))?;
     let bounded = match plan.users {
         Users::One => cred::holds_nothing(),
         Users::Several { capabilities } => cred::holds_at_most(capabilities),
     };
-    holds("the dropped capabilities", bounded.unwrap_or(false))?;
+    holds(NO_CAPABILITY, bounded.unwrap_or(false))?;
     // No right is needed for this call, so that only the filter can be what refuses it.
     let refused = keyring::ask().err().and_then(|error| error.raw_os_error());
-    holds("the seccomp filter", refused == Some(Errno::PERM.raw_os_error()))?;
-    Ok(tried::PROCESSES | mounts | tried::LANDLOCK | tried::CAPABILITIES | tried::SECCOMP)
+    holds(NO_KEYCTL, refused == Some(Errno::PERM.raw_os_error()))?;
+    Ok(tried::PROCESSES | mounts | which | tried::CAPABILITIES | tried::SECCOMP)
 }
 
 /// Tries to write to what the host shows, and says whether there was any.
@@ -865,6 +890,9 @@ pub(crate) fn prove_read_only(plan: &Plan) -> Result<u32, Failure> {
             rustix::fs::mkdirat(CWD, path, Mode::empty()).err()
         })
         .find(|refused| *refused != Some(Errno::NOTDIR));
-    holds("the read-only mounts", tried.is_none_or(|refused| refused == Some(Errno::ROFS)))?;
+    holds(
+        "filesystem: make a directory in what the host shows",
+        tried.is_none_or(|refused| refused == Some(Errno::ROFS)),
+    )?;
     Ok(if tried.is_some() { tried::MOUNTS } else { 0 })
 }

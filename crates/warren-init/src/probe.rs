@@ -207,7 +207,10 @@ fn limits(notes: &mut Notes, proof: &SingleThreaded, probe: &Probe) {
         let taken = file.and_then(|file| {
             rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, most.saturating_add(1 << 16))
         });
-        notes.note("quota", taken);
+        // A kernel that cannot be asked in that way has said nothing of the limit.
+        if taken != Err(Errno::OPNOTSUPP) {
+            notes.note("quota", taken);
+        }
     }
     if let Some(more) = probe.processes {
         notes.asked("processes", exceed_processes(proof, more));

@@ -50,6 +50,9 @@ pub enum Report {
     Failed(Failure),
 }
 
+/// The step of a [`Failure`] that is an attempt on a wall which got through; its path names the attempt.
+pub const OPEN_WALL: &str = "rely on";
+
 /// What init saw hold when it tried, after everything was in force.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Proof {
@@ -75,6 +78,20 @@ pub mod tried {
     pub const SECCOMP: u32 = 1 << 4;
     /// That no route leads out.
     pub const NETWORK: u32 = 1 << 5;
+    /// Without namespaces: that a descriptor of the host's root lists nothing.
+    pub const FILES: u32 = 1 << 6;
+    /// Without namespaces: that nothing can be made where every user may, but for its own directory.
+    pub const WRITES: u32 = 1 << 7;
+    /// Without namespaces: that its warden, who is outside, cannot be signalled.
+    pub const SIGNALS: u32 = 1 << 8;
+    /// Without namespaces: that one who has the filters of a command gets no socket.
+    pub const SOCKETS: u32 = 1 << 9;
+    /// On a kernel of its own: that a path of the host's is not there.
+    pub const HOST_PATH: u32 = 1 << 10;
+    /// On a kernel of its own: that it is not the host's.
+    pub const KERNEL: u32 = 1 << 11;
+    /// In a container: that a descriptor of what is mounted nowhere inside opens nothing.
+    pub const UNMOUNTED: u32 = 1 << 12;
 }
 
 /// What is asked of init. The first descriptor of each is the socket to answer on.

@@ -9,6 +9,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
@@ -17,7 +18,9 @@ use warren_sys::seccomp::{self, Instruction};
 use warren_sys::{cred, fd, keyring, mount, net, process};
 
 use crate::account::{Census, Common, Meter, Work};
-use crate::apply::{self, Begin, Inherited, holds};
+use crate::apply::{
+    self, Begin, Inherited, NO_CAPABILITY, NO_KEYCTL, NO_WAY_OUT, OWN_PROCESSES, Outside, holds,
+};
 use crate::launcher::step;
 use crate::plan::{INIT_ID, Lifetime, OWN_GROUPS, Plan, Users, WORKLOAD_ID};
 use crate::protocol::{self, Failure, Proof, Report, tried};
@@ -28,7 +31,7 @@ const ALL: &str = "all";
 
 /// Goes on as init; `line` leads to the one who guards the container, who stays. Does not return.
 pub(crate) fn go_on(begin: Begin, line: OwnedFd, fds: Vec<OwnedFd>) -> ! {
-    let Begin { plan, shifted, lock, .. } = begin;
+    let Begin { plan, shifted, lock, outside, .. } = begin;
     let mut fds = fds.into_iter();
     let Some(control) = fds.next() else { process::exit_now(1) };
     let lock = if lock { fds.next() } else { None };
@@ -40,7 +43,8 @@ pub(crate) fn go_on(begin: Begin, line: OwnedFd, fds: Vec<OwnedFd>) -> ! {
     keep.extend(lock.as_ref());
     let closed = fd::close_all_except(&keep).and_then(|()| fd::occupy_streams(c"/dev/null"));
     process::ignore_group_signals();
-    let ready = step("close what was inherited", "", closed).and_then(|()| settle_in(&plan));
+    let ready =
+        step("close what was inherited", "", closed).and_then(|()| settle_in(&plan, &outside));
     match ready {
         Ok(Settled { meter, census, work, tried }) => {
             let proof = Proof { landlock_abi: 0, owners_shifted: shifted, tried };
@@ -65,7 +69,7 @@ struct Settled {
     tried: u32,
 }
 
-fn settle_in(plan: &Plan) -> Result<Settled, Failure> {
+fn settle_in(plan: &Plan, outside: &Outside) -> Result<Settled, Failure> {
     let one = if plan.users == Users::One { Ok(()) } else { Err(Errno::OPNOTSUPP.into()) };
     step("have several users on", "a kernel of its own", one)?;
     rustix::process::umask(Mode::empty());
@@ -79,10 +83,12 @@ fn settle_in(plan: &Plan) -> Result<Settled, Failure> {
     let way_out = net::find_way_out().err().and_then(|error| error.raw_os_error());
     // By right: this kernel looks at the permissions before it asks who holds the files, who knows the mounts.
     let mounts = apply::prove_read_only(plan)?;
+    // By right, too: it is not that it may not be seen, but that it is not there.
+    let host = prove_apart(plan, outside)?;
     lock_down(plan)?;
     let closed = [Errno::NETUNREACH, Errno::HOSTUNREACH].map(|errno| Some(errno.raw_os_error()));
-    holds("the network of its own", closed.contains(&way_out))?;
-    let tried = tried::NETWORK | mounts | prove()?;
+    holds(NO_WAY_OUT, closed.contains(&way_out))?;
+    let tried = tried::NETWORK | mounts | host | prove()?;
     Ok(Settled { meter, census, work: Work::on_own_kernel(group, common), tried })
 }
 
@@ -123,14 +129,28 @@ fn lock_down(plan: &Plan) -> Result<(), Failure> {
     step("install the seccomp filter", "", seccomp::install(&program))
 }
 
+/// Looks for what is the host's alone, and says what that was.
+fn prove_apart(plan: &Plan, outside: &Outside) -> Result<u32, Failure> {
+    holds("syscalls: be on the host's kernel", outside.kernel != Outside::kernel())?;
+    // Whoever is shown the directory that it is in was shown this, too.
+    let shown = |target: &str| Path::new(&outside.path).starts_with(target);
+    if plan.mounts.iter().any(|planned| shown(&planned.target)) {
+        return Ok(tried::KERNEL);
+    }
+    let found = rustix::fs::lstat(outside.path.as_str());
+    let attempt = "filesystem: find a path of the host that it was not given";
+    holds(attempt, found.err() == Some(Errno::NOENT))?;
+    Ok(tried::KERNEL | tried::HOST_PATH)
+}
+
 /// Tries what must fail now, and says what that was.
 fn prove() -> Result<u32, Failure> {
     let first = rustix::process::getpid() == Pid::INIT && rustix::process::getppid().is_none();
-    holds("the process namespace", first)?;
-    holds("the dropped capabilities", cred::holds_nothing().unwrap_or(false))?;
+    holds(OWN_PROCESSES, first)?;
+    holds(NO_CAPABILITY, cred::holds_nothing().unwrap_or(false))?;
     // This kernel has no key rings and says EACCES; EPERM is the filter's word.
     let refused = keyring::ask().err().and_then(|error| error.raw_os_error());
-    holds("the seccomp filter", refused == Some(Errno::PERM.raw_os_error()))?;
+    holds(NO_KEYCTL, refused == Some(Errno::PERM.raw_os_error()))?;
     Ok(tried::PROCESSES | tried::CAPABILITIES | tried::SECCOMP)
 }
 

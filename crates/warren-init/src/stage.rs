@@ -21,7 +21,7 @@ use warren_sys::mount::{self, Attributes};
 use warren_sys::process::{self, End, Fork, Namespaces, SingleThreaded};
 use warren_sys::{fd, socket};
 
-use crate::apply::{self, Begin, Ids};
+use crate::apply::{self, Begin, Ids, Outside};
 use crate::launcher::{self, Maker, step};
 use crate::plan::{
     Container, LOCK_FILE, LOG_FILE, Lifetime, OWN_PROGRAM, Owner, PID_FILE, RANGE, STAGE,
@@ -62,7 +62,12 @@ pub fn main() {
     if launcher::stand_apart().is_err() {
         return;
     }
-    let (Ok(client), Ok(children)) = (fd::inherited(0), process::child_events()) else { return };
+    let Ok(client) = fd::inherited(0) else { return };
+    // A caller may hold what others wait for it to close, and this process may outlive it by days.
+    if fd::close_all_except(&[&client]).and_then(|()| fd::occupy_streams(c"/dev/null")).is_err() {
+        return;
+    }
+    let Ok(children) = process::child_events() else { return };
     let _ = rustix::thread::set_name(c"warren-stage");
     let _ = poll(&mut [PollFd::new(&client, PollFlags::IN)], None);
     let Ok(Some((job, mut fds))) = protocol::receive_trusted::<Container>(&client) else { return };
@@ -162,6 +167,7 @@ impl Stage {
             work: work.is_some(),
             lock: true,
             listener: listener.is_some(),
+            outside: Outside { path: self.job.bundle.clone(), kernel: Outside::kernel() },
         };
         let fds = [Some(&given.control), scratch, work, Some(&given.lock), listener];
         let fds: Vec<_> = fds.into_iter().flatten().map(AsFd::as_fd).collect();

@@ -15,16 +15,17 @@ use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::Path;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
-use rustix::process::{DumpableBehavior, Resource, Signal};
+use rustix::net::{AddressFamily, SocketType};
+use rustix::process::{DumpableBehavior, Resource, Signal, WaitId, WaitIdOptions, waitid};
 use warren_sys::landlock::{self, Access, Kind, Ruleset};
-use warren_sys::process::{self, Fork, Namespaces, SingleThreaded};
+use warren_sys::process::{self, End, Fork, Namespaces, SingleThreaded};
 use warren_sys::seccomp::{self, Instruction};
-use warren_sys::{cred, fd, keyring, mount};
+use warren_sys::{cred, fd, keyring, mount, surface};
 
 use crate::account::{Census, Meter};
-use crate::apply::{self, Inherited, holds};
+use crate::apply::{self, Inherited, NO_CAPABILITY, NO_KEYCTL, holds};
 use crate::launcher::step;
 use crate::plan::{HOME, INIT_ID, Lifetime, Plan, Rules, SCRATCH, WORKLOAD_ID, WORKSPACE};
 use crate::protocol::{self, Failure, Proof, Report, tried};
@@ -74,9 +75,11 @@ pub(crate) fn become_warden(
     match process::fork(proof, Namespaces::NONE, None) {
         Ok(Fork::Child) => {
             drop(events);
-            become_init(plan, rules, control, inherited)
+            become_init(proof, (plan, rules), control, inherited)
         }
-        Ok(Fork::Parent { child, .. }) => {
+        Ok(Fork::Parent { child, pidfd }) => {
+            // Closed by its owner, and not behind its back below: who then drops it aborts, and the directory stays.
+            drop(pidfd);
             let sealed = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
             // The ids are in use for as long as something of the sandbox may run.
             let keep = [Some(&events), inherited.lock.as_ref()];
@@ -143,7 +146,7 @@ fn stand_guard(plan: &Plan, base: Option<u32>) -> Result<(), Failure> {
     step("forbid new privileges", "", forbidden.map_err(io::Error::from))?;
     // Nobody of the host's root is ever among those that are signalled all at once.
     let is_root = rustix::process::geteuid().is_root() || rustix::process::getuid().is_root();
-    holds("another user than root", !is_root)?;
+    holds("privileges: be the host's root", !is_root)?;
     // Init, which is a copy of this process, has yet to look at its own account.
     let open = rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable);
     step("prepare", "init", open.map_err(io::Error::from))?;
@@ -165,10 +168,13 @@ fn stand_guard(plan: &Plan, base: Option<u32>) -> Result<(), Failure> {
     let outside = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
     let refused =
         outside.map(|pid| process::signal_raw(pid, 0).map_err(|error| error.raw_os_error()));
-    holds("the scope of signals", refused == Some(Err(Some(Errno::PERM.raw_os_error()))))
+    holds(
+        "processes: signal the one who made the sandbox",
+        refused == Some(Err(Some(Errno::PERM.raw_os_error()))),
+    )
 }
 
-/// Waits until init is gone or somebody says that all is to end.
+/// Waits until init is gone or stands still, or somebody says that all is to end.
 fn watch_over(events: &OwnedFd, init: rustix::process::Pid) {
     loop {
         match poll(&mut [PollFd::new(events, PollFlags::IN)], None) {
@@ -184,7 +190,17 @@ fn watch_over(events: &OwnedFd, init: rustix::process::Pid) {
                 return;
             }
         }
+        if is_stopped(init) {
+            return;
+        }
     }
+}
+
+/// Reports whether init was stopped. Nobody but a command does that, which may where both are the caller: init would hold no
+/// limit any more and answer nobody, as if it had been killed.
+fn is_stopped(init: rustix::process::Pid) -> bool {
+    let look = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    waitid(WaitId::Pid(init), look).is_ok_and(|found| found.is_some())
 }
 
 /// Ends every process of the sandbox and waits until they are gone.
@@ -250,15 +266,21 @@ pub fn remove_directory(path: &Path) {
 }
 
 /// Goes on as init, in a copy of the warden. Does not return.
-fn become_init(plan: &Plan, rules: &Rules, control: &OwnedFd, inherited: Inherited) -> ! {
-    match lock_down(plan, rules, inherited.work.as_ref(), inherited.base) {
-        Ok((meter, census, directory)) => {
+fn become_init(
+    proof: &SingleThreaded,
+    (plan, rules): (&Plan, &Rules),
+    control: &OwnedFd,
+    inherited: Inherited,
+) -> ! {
+    let settled = lock_down(plan, rules, inherited.work.as_ref(), inherited.base).and_then(
+        |(meter, census, directory, outside)| {
+            Ok((meter, census, directory, prove(proof, (plan, rules), &outside)?))
+        },
+    );
+    match settled {
+        Ok((meter, census, directory, tried)) => {
             let landlock_abi = landlock::abi().unwrap_or_default();
-            let ready = Report::Ready(Proof {
-                landlock_abi,
-                owners_shifted: false,
-                tried: tried::LANDLOCK | tried::CAPABILITIES | tried::SECCOMP,
-            });
+            let ready = Report::Ready(Proof { landlock_abi, owners_shifted: false, tried });
             let _ = protocol::send(control, &ready, &[]);
             let kept = Kept { scratch: Some(directory), meter, census, own: None };
             serve::serve(plan, control, inherited, kept)
@@ -270,13 +292,14 @@ fn become_init(plan: &Plan, rules: &Rules, control: &OwnedFd, inherited: Inherit
     process::exit_now(1)
 }
 
-/// Puts up every wall around init and what it will start.
+/// Puts up every wall around init and what it will start. The last that is returned is the host's root, to be
+/// tried.
 fn lock_down(
     plan: &Plan,
     rules: &Rules,
     work: Option<&OwnedFd>,
     base: Option<u32>,
-) -> Result<(Meter, Census, OwnedFd), Failure> {
+) -> Result<(Meter, Census, OwnedFd, OwnedFd), Failure> {
     rustix::process::umask(Mode::from_raw_mode(0o022));
     let _ = rustix::thread::set_name(c"warren-init");
     let meter = step("open", "/proc/self/io", Meter::open())?;
@@ -309,8 +332,7 @@ fn lock_down(
     restrict(rules, work, &census)?;
     let program: Vec<_> = plan.filter.init.iter().copied().map(Instruction::from_bits).collect();
     step("install the seccomp filter", "", seccomp::install(&program))?;
-    prove(&outside)?;
-    Ok((meter, census, directory))
+    Ok((meter, census, directory, outside))
 }
 
 fn restrict(rules: &Rules, work: Option<&OwnedFd>, census: &Census) -> Result<(), Failure> {
@@ -343,18 +365,49 @@ fn restrict(rules: &Rules, work: Option<&OwnedFd>, census: &Census) -> Result<()
     step("restrict by Landlock", "", set.restrict())
 }
 
-/// Tries what must fail now.
-fn prove(outside: &OwnedFd) -> Result<(), Failure> {
+/// Tries what must fail now, and says what that was.
+fn prove(
+    proof: &SingleThreaded,
+    (plan, rules): (&Plan, &Rules),
+    outside: &OwnedFd,
+) -> Result<u32, Failure> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = rustix::fs::openat(outside, c".", flags, Mode::empty());
-    holds("Landlock", opened.err() == Some(Errno::ACCESS))?;
+    holds("filesystem: list / by a descriptor", opened.err() == Some(Errno::ACCESS))?;
+    // Where every user may, so that Landlock alone can be what refuses it.
+    let beside = format!("{}.probe", rules.directory);
+    let made = rustix::fs::mkdirat(CWD, &beside, Mode::RWXU);
+    if made.is_ok() {
+        let _ = rustix::fs::unlinkat(CWD, &beside, AtFlags::REMOVEDIR);
+    }
+    holds("filesystem: make a directory beside its own", made.err() == Some(Errno::ACCESS))?;
     let warden = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
     let refused =
         warden.map(|pid| process::signal_raw(pid, 0).map_err(|error| error.raw_os_error()));
-    holds("the warden", refused == Some(Err(Some(Errno::PERM.raw_os_error()))))?;
-    holds("the dropped capabilities", cred::holds_nothing().unwrap_or(false))?;
+    holds("processes: signal one outside", refused == Some(Err(Some(Errno::PERM.raw_os_error()))))?;
+    holds(NO_CAPABILITY, cred::holds_nothing().unwrap_or(false))?;
     let refused = keyring::ask().err().and_then(|error| error.raw_os_error());
-    holds("the seccomp filter", refused == Some(Errno::PERM.raw_os_error()))
+    holds(NO_KEYCTL, refused == Some(Errno::PERM.raw_os_error()))?;
+    let refused = step("try", "the filters of commands", prove_no_sockets(proof, plan))?;
+    holds("network: open a socket", refused)?;
+    let files = tried::FILES | tried::WRITES;
+    Ok(files | tried::SIGNALS | tried::CAPABILITIES | tried::SECCOMP | tried::SOCKETS)
+}
+
+/// Asks for sockets from where a command stands: init itself may have them.
+fn prove_no_sockets(proof: &SingleThreaded, plan: &Plan) -> io::Result<bool> {
+    const REFUSED: i32 = 42;
+    if let Some(child) = surface::fork_plainly(proof)? {
+        return process::reap(child).map(|(end, _)| end == End::Exited(REFUSED));
+    }
+    let filtered = plan.filter.workload.iter().all(|program| {
+        let program: Vec<_> = program.iter().copied().map(Instruction::from_bits).collect();
+        seccomp::install(&program).is_ok()
+    });
+    let refused = [AddressFamily::INET, AddressFamily::UNIX].into_iter().all(|family| {
+        rustix::net::socket(family, SocketType::STREAM, None).err() == Some(Errno::PERM)
+    });
+    process::exit_now(if filtered && refused { REFUSED } else { 1 })
 }
 
 /// Counts the processes and threads of this user, all over the host.

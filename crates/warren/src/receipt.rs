@@ -312,6 +312,24 @@ const AT_CREATION: &[(u32, Wall, &str, &str, &str)] = &[
         "a read-only mount",
     ),
     (tried::LANDLOCK, Filesystem, "open the old root by a descriptor", "EACCES", "Landlock"),
+    (
+        tried::UNMOUNTED,
+        Filesystem,
+        "open by a descriptor what is mounted nowhere inside",
+        "EACCES",
+        "Landlock",
+    ),
+    (tried::FILES, Filesystem, "list the host's / by a descriptor", "EACCES", "Landlock"),
+    (tried::WRITES, Filesystem, "make a directory beside its own", "EACCES", "Landlock"),
+    (
+        tried::HOST_PATH,
+        Filesystem,
+        "find a path of the host that it was not given",
+        "ENOENT",
+        "a root of its own",
+    ),
+    (tried::SOCKETS, Network, "open a socket", "EPERM", "the system call filter"),
+    (tried::SIGNALS, Processes, "signal a process outside", "EPERM", "Landlock"),
     (tried::NETWORK, Network, "find a route to 192.0.2.1", "ENETUNREACH", "a network namespace"),
     (
         tried::PROCESSES,
@@ -328,6 +346,7 @@ const AT_CREATION: &[(u32, Wall, &str, &str, &str)] = &[
         "read back",
     ),
     (tried::SECCOMP, Wall::Syscalls, "keyctl", "EPERM", "the system call filter"),
+    (tried::KERNEL, Wall::Syscalls, "be on the host's kernel", "apart", "a kernel of its own"),
 ];
 
 /// What a sandbox must not reach, tried against somebody who listens there.
@@ -336,13 +355,35 @@ const HOST_SOCKET: &str = "abstract socket of the host";
 
 /// What a backend promises.
 pub(crate) trait Promises {
-    /// Tells whether it promises that this is refused.
+    /// Tells whether it has such a wall.
     fn wall(&self, wall: Wall) -> bool;
+    /// Returns what refuses an attempt, if it is promised that something does.
+    fn attempt(&self, meaning: &Meaning) -> Option<&'static str>;
     /// Tells whether its filter refuses calls of this kind.
     fn call(&self, category: &str) -> bool;
     /// Returns how it holds a limit, if it does.
     fn limit(&self, limit: Limit) -> Option<&EnforcedLimit>;
 }
+
+/// What is refused without namespaces, too: the rest is what they alone keep apart, or of a `/proc` that is shared.
+const BY_RULES: &[(&str, &str)] = &[
+    ("mount", "no capability, and the system call filter"),
+    ("write /usr", "Landlock"),
+    ("device node", "no capability"),
+    ("write /proc/sys", "Landlock"),
+    ("write /proc/sysrq-trigger", "Landlock"),
+    ("packet socket", "the system call filter"),
+    ("raw socket", "the system call filter"),
+    ("vsock", "the system call filter"),
+    ("udp to 192.0.2.1", "the system call filter"),
+    ("tcp to 192.0.2.1", "the system call filter"),
+    ("tcp to 169.254.169.254", "the system call filter"),
+    (HOST_LOOPBACK, "the system call filter"),
+    (HOST_SOCKET, "the system call filter"),
+    ("read /proc/1", "PID 1 is of another user, or sealed"),
+    ("become root", "no capability"),
+    ("cgroup namespace of its own", "no capability, and the system call filter"),
+];
 
 /// A sandbox of which nothing is promised.
 #[derive(Debug)]
@@ -351,6 +392,10 @@ pub(crate) struct Nothing;
 impl Promises for Nothing {
     fn wall(&self, _: Wall) -> bool {
         false
+    }
+
+    fn attempt(&self, _: &Meaning) -> Option<&'static str> {
+        None
     }
 
     fn call(&self, _: &str) -> bool {
@@ -362,10 +407,10 @@ impl Promises for Nothing {
     }
 }
 
-/// A sandbox with every wall, if it has namespaces, a filter that blocks these kinds of call, and these limits.
+/// A sandbox with every wall, a filter that blocks these kinds of call, and these limits.
 #[derive(Debug)]
 pub(crate) struct Walled<'a> {
-    /// Without them there are walls, but not those that are tried here.
+    /// Without them the walls refuse [`BY_RULES`] alone.
     pub(crate) namespaces: bool,
     pub(crate) blocked: &'a [String],
     pub(crate) limits: &'a [EnforcedLimit],
@@ -373,7 +418,14 @@ pub(crate) struct Walled<'a> {
 
 impl Promises for Walled<'_> {
     fn wall(&self, _: Wall) -> bool {
-        self.namespaces
+        true
+    }
+
+    fn attempt(&self, meaning: &Meaning) -> Option<&'static str> {
+        if self.namespaces {
+            return Some(meaning.by);
+        }
+        BY_RULES.iter().find(|(name, _)| *name == meaning.name).map(|(_, by)| *by)
     }
 
     fn call(&self, category: &str) -> bool {
@@ -494,7 +546,10 @@ fn judge(meaning: &Meaning, promises: &dyn Promises, attempt: &Attempt) -> Optio
             Some(enforced) => (enforced.bound == Bound::Exact, enforced.by.clone()),
             None => (false, meaning.by.to_owned()),
         },
-        (None, None) => (promises.wall(meaning.wall), meaning.by.to_owned()),
+        (None, None) => {
+            let by = promises.attempt(meaning);
+            (by.is_some(), by.unwrap_or(meaning.by).to_owned())
+        }
     };
     let verdict = match (promised, held) {
         (true, true) => Verdict::Held,

@@ -9,6 +9,8 @@ use warren::{
     Sandbox, SandboxError, SandboxSpec, Verdict,
 };
 
+#[path = "receipt/creation.rs"]
+mod creation;
 #[path = "shared/plain_user.rs"]
 mod plain_user;
 

@@ -1,8 +1,12 @@
 //! The same as a plain user, which only root can become.
 
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -188,4 +192,62 @@ fn without_a_root_of_its_own_the_rules_are_what_refuses() {
     let expected = format!("denied: read {theirs}, by Landlock; allowed by --ro {theirs}");
     assert!(seen.stderr.lines().any(|line| line == expected), "{seen:?}");
     assert!(!seen.stderr.contains("mine"), "{seen:?}");
+}
+
+fn soon(what: &str, condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(10), "{what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Returns the directory of a sandbox without namespaces, by what it says of where its commands run.
+fn home_of(stdout: &str) -> PathBuf {
+    let workspace = Path::new(stdout.lines().next().expect("a line"));
+    let home = workspace.parent().expect("it is below its own").to_owned();
+    assert!(home.starts_with("/var/tmp"), "{stdout}");
+    home
+}
+
+/// Init is the caller there, as its commands are, and one of them may do to it what it likes.
+#[test]
+fn one_who_stops_all_that_it_can_ends_its_own_sandbox() {
+    let nobody = Nobody::new();
+    let run = |script: &str| {
+        let args =
+            ["--quiet", "--isolation", "process", "--backend", "landlock", "--timeout", "20s"];
+        nobody.run(&[&args[..], &["--", "bash", "-c", script]].concat())
+    };
+    let seen = run("kill -0 -1 && echo reached");
+    assert_eq!((seen.code, seen.stdout.as_str()), (Some(0), "reached\n"), "control: {seen:?}");
+    for script in [
+        "pwd; kill -STOP -1; sleep 60",
+        "pwd; kill -STOP $PPID; sleep 60",
+        "pwd; kill -KILL -1; sleep 60",
+    ] {
+        let began = Instant::now();
+        let seen = run(script);
+        assert_eq!(seen.code, Some(125), "{script}: {seen:?}");
+        assert!(seen.stderr.contains("ended"), "{script}: {seen:?}");
+        assert!(began.elapsed() < Duration::from_secs(10), "{script}: before its time is up");
+        let home = home_of(&seen.stdout);
+        soon("its directory goes with it", || !home.exists());
+    }
+}
+
+#[test]
+fn a_client_that_is_killed_leaves_nothing_of_a_plain_users_sandbox() {
+    let nobody = Nobody::new();
+    let args = ["run", "--quiet", "--isolation", "process", "--backend", "landlock"];
+    let script = "mkdir -m 0 shut; pwd; sleep 1000";
+    let mut client = nobody.warren(&[&args[..], &["--", "sh", "-c", script]].concat());
+    let mut client = client.stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut line = String::new();
+    BufReader::new(client.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+    let home = home_of(&line);
+    assert!(home.exists(), "control: {}", home.display());
+    client.kill().expect("a signal");
+    client.wait().expect("its end");
+    soon("its directory goes with it", || !home.exists());
 }

@@ -120,7 +120,9 @@ fn begin(
 ) -> ! {
     match process::fork(&starter.proof, Namespaces::NONE, None) {
         Ok(Fork::Child) => start_followed(line, start),
-        Ok(Fork::Parent { child, .. }) => {
+        Ok(Fork::Parent { child, pidfd }) => {
+            // By its owner: all others are closed below.
+            drop(pidfd);
             let _ = rustix::thread::set_name(c"warren-explain");
             if let Ok(proc) = census.place().try_clone_to_owned()
                 && let Ok(line) = line.try_clone()

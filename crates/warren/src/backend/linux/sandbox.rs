@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use warren_init::plan::{Overlay, Plan, WORKLOAD_ID, Walls};
 use warren_init::protocol::files::FileRequest;
-use warren_init::protocol::{Done, Failure, Loopback, Proof, Report, Request, Standing};
+use warren_init::protocol::{self, Done, Failure, Loopback, Proof, Report, Request, Standing};
 use warren_init::terminal::Terminal;
 
 use super::anchor::{self, Anchor, Home};
@@ -144,7 +144,7 @@ pub(crate) async fn launch(
     let (pid, base, pidfd) = match made {
         Some(made) => made,
         None => {
-            let answer = next_report(&control).await;
+            let answer = next_report(wanted.id, &control).await;
             if let (Err(_), Some(container)) = (&answer, &container) {
                 // What was made of it is removed by then, or is about to be.
                 let _ = container.gone().await;
@@ -196,7 +196,7 @@ pub(crate) async fn launch(
     // A container has its exact limits only once it stands: nothing may run in it before.
     let (at_once, later) = if instance.container.is_some() { (None, first) } else { (first, None) };
     let sent = send(&instance, at_once).await?;
-    match next_report(&instance.control).await?.0 {
+    match next_report(wanted.id, &instance.control).await?.0 {
         Report::Ready(proof) => instance.proof = proof,
         Report::Launched { .. } | Report::Failed(_) => return Err(nonsense("init")),
     }
@@ -304,8 +304,11 @@ pub(crate) async fn end(control: OwnedFd) {
     let _ = tokio::time::timeout(PATIENCE, gone).await;
 }
 
-async fn next_report(control: &Channel) -> Result<(Report, Vec<OwnedFd>)> {
+async fn next_report(id: &SandboxId, control: &Channel) -> Result<(Report, Vec<OwnedFd>)> {
     match control.receive::<Report>().await {
+        Ok(Some((Report::Failed(failure), _))) if failure.step == protocol::OPEN_WALL => {
+            Err(SandboxError::WallOpen { id: id.clone(), open: vec![failure.path] })
+        }
         Ok(Some((Report::Failed(failure), _))) => Err(failed(failure)),
         Ok(Some(report)) => Ok(report),
         Ok(None) => Err(lost("start the sandbox", io::ErrorKind::BrokenPipe.into())),
