@@ -81,6 +81,54 @@ fn a_receipt_is_made_shown_and_believed_without_the_daemon() {
     assert!(bad.stderr.contains("not what was signed"), "{bad:?}");
 }
 
+/// Whoever put up the walls: one attempt of each kind was made before anybody could use the sandbox.
+#[test]
+fn what_was_tried_of_a_fresh_sandbox_is_shown_signed_and_kept() {
+    // Of the others see `warren`'s tests of receipts: to a daemon they are all the same.
+    const BACKENDS: [(&str, &str, &str); 2] = [
+        ("landlock", "process", "open a socket"),
+        ("oci-crun", "container", "find a route to 192.0.2.1"),
+    ];
+    let daemon = Daemon::start_in(Place::with_backend("landlock,oci-crun"), &[]);
+    let place = daemon.place.clone();
+    let key = daemon.ok(&["receipt", "key"]) + "\n";
+    let mut made = Vec::new();
+    for (backend, level, network) in BACKENDS {
+        let how = ["--name", backend, "--backend", backend, "--isolation", level];
+        daemon.ok(&[&["create"][..], &how].concat());
+        let text = daemon.ok(&["receipt", "show", backend]);
+        let signed = json(&text);
+        assert_eq!(
+            (&signed["receipt"]["extent"], &signed["receipt"]["backend"]),
+            (&"creation".into(), &backend.into())
+        );
+        for layer in signed["receipt"]["layers"].as_array().unwrap() {
+            let expected = if layer["layer"] == "limits" { "not_tried" } else { "held" };
+            assert_eq!(layer["verdict"], expected, "{backend}: {layer}");
+            if layer["layer"] == "network" {
+                assert_eq!(layer["tries"][0]["what"], network, "{backend}: {layer}");
+            }
+        }
+        let table = daemon.ok(&["show", backend]);
+        let line = table.lines().find(|line| line.starts_with("receipt.network"));
+        assert!(line.is_some_and(|line| line.ends_with("held, 1 tried")), "{backend}: {table}");
+        assert!(openssl_believes(&place, &signed, &key), "{backend}");
+        let lie = text.replacen("creation", "everything", 1);
+        let key = place.path("key.pem");
+        std::fs::write(place.path("lie.json"), lie).unwrap();
+        let (lie, key) = (place.path("lie.json"), key.to_str().unwrap());
+        let seen = place.run(&["receipt", "verify", lie.to_str().unwrap(), "--key", key]);
+        assert_eq!(seen.code, Some(1), "control: {seen:?}");
+        made.push(text);
+    }
+    let (_, daemon) = daemon.end("KILL");
+    let daemon = Daemon::start_in(daemon.place.clone(), &[]);
+    for ((backend, ..), made) in BACKENDS.iter().zip(made) {
+        assert_eq!(daemon.ok(&["receipt", "show", backend]), made, "the next daemon knows it");
+        daemon.ok(&["kill", backend]);
+    }
+}
+
 #[test]
 fn a_receipt_of_the_bare_host_promises_nothing() {
     let daemon = Daemon::start_in(Place::with_backend("host"), &[]);
