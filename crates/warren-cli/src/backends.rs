@@ -59,7 +59,8 @@ pub(crate) fn make(
         (_, None) => Arc::new(LinuxBackend::new()?),
         (_, Some(state_dir)) => {
             let layers = Layers::open(state_dir.join("storage"))?;
-            Arc::new(LinuxBackend::with_layers(Some(state_dir.join("sandboxes")), layers)?)
+            let homes = state_dir.join("sandboxes");
+            Arc::new(LinuxBackend::with_layers(Some(homes), layers)?.beginning_ahead())
         }
     })
 }

@@ -4,6 +4,7 @@
 //! are opened below the new root without following a link; nothing here takes a path below a
 //! directory that a sandbox could have written.
 
+use std::borrow::Cow;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -21,8 +22,8 @@ use warren_sys::{cred, fd, keyring, net, process};
 use crate::account::{Census, Meter};
 use crate::launcher::step;
 use crate::plan::{
-    self, Entry, EntryKind, INIT_ID, Identity, Lifetime, OWN_PROC, Owner, Owners, Plan, TMP, UPPER,
-    Users, WORKLOAD_ID, Walls,
+    self, Entry, EntryKind, INIT_ID, Identity, Lifetime, OWN_PROC, Owner, Owners, Plan, Scratch,
+    TMP, UPPER, Users, WORKLOAD_ID, Walls,
 };
 use crate::protocol::{self, Failure, Proof, Report, tried};
 use crate::sentry;
@@ -185,26 +186,39 @@ pub(crate) fn become_init(
         step("create the network namespace", "", process::new_network_namespace())?;
         step("bring up", "lo", net::loopback_up())
     });
-    let ready = walled.and_then(|()| {
+    let begun = walled.and_then(|()| {
         let (go, mut trees) = step("wait for the launcher", "", wait_for_go(go))?;
         // Closed behind it: they lead to the host.
         for door in trees.split_off(trees.len().saturating_sub(go.doors)) {
             let joined = rustix::io::write(&door, b"0").map_err(io::Error::from);
             step("join", "a control group", joined)?;
         }
-        apply(plan, trees, go.shifted, inherited.work.as_ref())
+        begin(plan, trees, go.shifted)
+    });
+    let ready = begun.and_then(|begun| {
+        let plan = match plan.ahead {
+            true => Cow::Owned(step("wait for", "the rest of the plan", wait_for_rest(control))?),
+            false => Cow::Borrowed(plan),
+        };
+        Ok((finish(&plan, begun, inherited.work.as_ref())?, plan))
     });
     match ready {
-        Ok((proof, meter, census, scratch)) => {
+        Ok(((proof, kept), plan)) => {
             let _ = protocol::send(control, &Report::Ready(proof), &[]);
-            let kept = Kept { scratch: Some(scratch), meter, census, own: None };
-            serve::serve(plan, control, inherited, kept)
+            serve::serve(&plan, control, inherited, kept)
         }
         Err(failure) => {
             let _ = protocol::send(control, &Report::Failed(failure), &[]);
         }
     }
     process::exit_now(1)
+}
+
+/// Waits for what one that was begun ahead is to be, as long as there is anybody to say so.
+fn wait_for_rest(control: &OwnedFd) -> io::Result<Plan> {
+    poll(&mut [PollFd::new(control, PollFlags::IN)], None)?;
+    let received = protocol::receive_trusted(control)?;
+    received.map(|(plan, _)| plan).ok_or_else(|| io::ErrorKind::BrokenPipe.into())
 }
 
 pub(crate) fn wait_for_go(go: &OwnedFd) -> io::Result<(Go, Vec<OwnedFd>)> {
@@ -231,12 +245,21 @@ pub(crate) fn clone_source(planned: &plan::Mount) -> io::Result<OwnedFd> {
     }
 }
 
-fn apply(
-    plan: &Plan,
-    trees: Vec<OwnedFd>,
+/// A sandbox that has all but its limits and its locks.
+struct Begun {
+    scratch: OwnedFd,
+    size: Scratch,
+    meter: Meter,
+    census: Census,
+    /// The old root, which must be out of reach even for one who holds it.
+    outside: OwnedFd,
+    /// What came of looking for a way out of the network.
+    way_out: Option<i32>,
     shifted: bool,
-    work: Option<&OwnedFd>,
-) -> Result<(Proof, Meter, Census, OwnedFd), Failure> {
+}
+
+/// Does what needs rights: the namespaces, the root and all that is mounted in it.
+fn begin(plan: &Plan, trees: Vec<OwnedFd>, shifted: bool) -> Result<Begun, Failure> {
     // What is made here has exactly the mode that is meant.
     rustix::process::umask(Mode::empty());
     // Before the first change of identity, which makes it root's of the host.
@@ -254,7 +277,7 @@ fn apply(
         Identity::Range => trees,
         Identity::Single { .. } => clone_sources(plan)?,
     };
-    // Opened now, tried at the end: the old root must be out of reach even for one who holds it.
+    // Opened now, tried at the end.
     let outside = step("open", "/", mount::open_place(CWD, c"/"))?;
     // Overlay takes only layers that are mounted somewhere. This place vanishes with the old root.
     let place = step("open", "/dev", mount::open_place(CWD, c"/dev"))?;
@@ -270,11 +293,21 @@ fn apply(
     mask_proc(plan)?;
     step("clear", "/dev", forget_masks(plan, scratch.as_fd()))?;
     step("open", "/dev/null", quiet_streams())?;
+    Ok(Begun { scratch, size: plan.scratch, meter, census, outside, way_out, shifted })
+}
+
+/// Gives up all rights, and tries what must fail then.
+fn finish(plan: &Plan, begun: Begun, work: Option<&OwnedFd>) -> Result<(Proof, Kept), Failure> {
+    let Begun { scratch, size, meter, census, outside, way_out, shifted } = begun;
+    if plan.scratch != size {
+        step("resize", "the writable layer", resize(scratch.as_fd(), plan.scratch))?;
+    }
     lock_down(plan, work, &census)?;
     holds(NO_WAY_OUT, way_out == Some(Errno::NETUNREACH.raw_os_error()))?;
     let tried = tried::NETWORK | prove(plan, &outside, tried::LANDLOCK)?;
     let landlock_abi = landlock::abi().unwrap_or_default();
-    Ok((Proof { landlock_abi, owners_shifted: shifted, tried }, meter, census, scratch))
+    let proof = Proof { landlock_abi, owners_shifted: shifted, tried };
+    Ok((proof, Kept { scratch: Some(scratch), meter, census, own: None }))
 }
 
 /// Bounds what the sandbox takes of the inotify quota of the one user that it and its caller are.
@@ -491,6 +524,16 @@ fn new_scratch(plan: &Plan, ids: Ids) -> io::Result<OwnedFd> {
         options.push(("size", &bytes));
     }
     mount::new("tmpfs", &options, &[], Attributes { no_devices: true, ..Attributes::default() })
+}
+
+/// Bounds what was mounted before anybody knew how much the sandbox may write.
+fn resize(scratch: BorrowedFd<'_>, size: Scratch) -> io::Result<()> {
+    let (bytes, inodes) = (size.bytes.to_string(), size.inodes.to_string());
+    let mut options = vec![("nr_inodes", inodes.as_str())];
+    if size.bytes > 0 {
+        options.push(("size", &bytes));
+    }
+    mount::reconfigure(scratch, &options)
 }
 
 fn new_overlay<'a>(

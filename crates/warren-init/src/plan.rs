@@ -48,6 +48,43 @@ pub struct Plan {
     pub bounds: Bounds,
     /// What it is walled off by.
     pub walls: Walls,
+    /// Whether it is made before anybody asked for it: init does what no spec changes, and waits on its
+    /// control socket for a plan that [`completes`](Plan::completes) this one.
+    pub ahead: bool,
+}
+
+impl Plan {
+    /// Reports whether a sandbox that was begun by another plan can become what this one says: they
+    /// differ in nothing but what is done last.
+    pub fn completes(&self, begun: &Self) -> bool {
+        let Self {
+            hostname,
+            identity,
+            users,
+            lifetime,
+            scratch,
+            root,
+            skeleton,
+            overlays,
+            mounts,
+            devices,
+            proc,
+            walls,
+            // Whoever made them knows whether they are those that are wanted.
+            cgroups: _,
+            landlock: _,
+            filter: _,
+            bounds: _,
+            ahead: _,
+        } = begun;
+        // A filesystem that was made without a bound never gets one.
+        let bounded = (self.scratch.bytes == 0) == (scratch.bytes == 0);
+        bounded
+            && (self.identity, self.users, self.lifetime) == (*identity, *users, *lifetime)
+            && (&self.hostname, &self.root, &self.skeleton) == (hostname, root, skeleton)
+            && (&self.overlays, &self.mounts, &self.devices) == (overlays, mounts, devices)
+            && (&self.proc, &self.walls) == (proc, walls)
+    }
 }
 
 /// What a sandbox is walled off by.

@@ -12,7 +12,8 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
+    FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags,
+    UnmountFlags,
 };
 
 /// What a mount refuses, whoever asks.
@@ -159,6 +160,16 @@ pub fn new(
         u32::try_from(attributes.bits()).expect("mount attributes fit 32 bits"),
     );
     Ok(rustix::mount::fsmount(fs.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
+}
+
+/// Changes options of the filesystem that `place` is the root of. See fspick(2).
+pub fn reconfigure(place: BorrowedFd<'_>, options: &[(&str, &str)]) -> io::Result<()> {
+    let flags = FsPickFlags::FSPICK_CLOEXEC | FsPickFlags::FSPICK_EMPTY_PATH;
+    let fs = rustix::mount::fspick(place, c"", flags)?;
+    for (key, value) in options {
+        rustix::mount::fsconfig_set_string(fs.as_fd(), *key, *value)?;
+    }
+    Ok(rustix::mount::fsconfig_reconfigure(fs.as_fd())?)
 }
 
 /// Attaches a detached tree at the directory or file that `target` refers to.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use warren::backend::LinuxBackend;
 use warren::{
-    Command, CreateOptions, ExecContext, ExecOptions, IsolationBackend, LogOverflow,
+    Base, Command, CreateOptions, ExecContext, ExecOptions, IsolationBackend, LogOverflow,
     ResourceLimits, Sandbox, SandboxId, SandboxSpec,
 };
 
@@ -219,4 +219,88 @@ async fn a_warm_sandbox_takes_on_what_its_claimant_asks_or_stays_as_it_is() {
         assert_eq!(report.cause, warren::ExecCause::OutOfMemory, "the new limit holds");
     }
     warm.destroy().await.unwrap();
+}
+
+/// Waits until the next sandbox was begun, and returns its id.
+async fn next(backend: &LinuxBackend, spec: &SandboxSpec) -> SandboxId {
+    let found = async {
+        loop {
+            match backend.next_id(spec, &Base::default()) {
+                Some(id) => return id,
+                None => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), found).await.expect("the next is begun")
+}
+
+/// Finds the control groups of a sandbox, wherever they are.
+fn groups(id: &SandboxId) -> String {
+    let find = std::process::Command::new("find")
+        .args(["/sys/fs/cgroup", "-type", "d", "-name", &format!("warren-{id}")])
+        .output();
+    String::from_utf8(find.unwrap().stdout).unwrap()
+}
+
+#[tokio::test]
+async fn one_that_was_begun_ahead_is_what_its_own_spec_says_and_nothing_else() {
+    let place = Place::new();
+    let backend = place.backend().beginning_ahead();
+    assert_eq!(backend.next_id(&place.spec, &Base::default()), None, "control: none is there yet");
+    let first = backend.create(&place.spec, &persistent(&place.id)).await.unwrap();
+    let small = SandboxSpec {
+        environment: vec![("COLOUR".into(), "blue".into())],
+        limits: ResourceLimits {
+            max_write_bytes: Some(4 << 20),
+            max_open_files: Some(77),
+            ..ResourceLimits::default()
+        },
+        ..SandboxSpec::default()
+    };
+    let id = next(&backend, &small).await;
+    let bound = SandboxSpec { allowed_paths_ro: vec!["/usr".into()], ..SandboxSpec::default() };
+    assert_eq!(backend.next_id(&bound, &Base::default()), None, "it would need another mount");
+    let strict = SandboxSpec { profile: "strict".into(), ..SandboxSpec::default() };
+    assert_eq!(backend.next_id(&strict, &Base::default()), None, "it would need another root");
+
+    let second = backend.create(&small, &persistent(&id)).await.unwrap();
+    assert_eq!(second.id(), &id);
+    let look = "echo $COLOUR; ulimit -n; head -c 8M /dev/zero > /tmp/big || echo full; wc -c < /tmp/big; \
+                id -u; cat /proc/sys/kernel/hostname";
+    let (of_first, of_second) = (sh(&first, look).await, sh(&second, look).await);
+    let name = |id: &SandboxId| format!("warren-{}", &id.as_str()[4..12]);
+    let lines: Vec<_> = of_second.lines().collect();
+    assert_eq!((lines[0], lines[1], lines[2]), ("blue", "77", "full"), "{of_second}");
+    assert!(lines[3].parse::<u64>().unwrap() <= 4 << 20, "{of_second}");
+    assert_eq!((lines[4], lines[5]), ("1000", name(&id).as_str()), "{of_second}");
+    assert!(!of_first.contains("full") && of_first.contains(&(8 << 20).to_string()), "{of_first}");
+    assert!(of_first.contains(&name(&place.id)), "{of_first}");
+    let receipt = second.verify(warren::Extent::Walls).await.unwrap();
+    assert_eq!(receipt.open().count(), 0, "{receipt:?}");
+
+    // It outlives us like any other.
+    let anchor = second.anchor().unwrap();
+    drop((first, second, backend));
+    let later = place.backend();
+    let found = later.adopt(&id, &small, &anchor).await.unwrap().expect("it goes on");
+    assert_eq!(sh(&*found, "echo $COLOUR").await, "blue");
+    found.destroy().await.unwrap();
+    assert_eq!(groups(&id), "");
+}
+
+#[tokio::test]
+async fn what_was_begun_for_nobody_is_nobodys_and_goes_with_its_backend() {
+    let place = Place::new();
+    let backend = place.backend().beginning_ahead();
+    let made = backend.create(&place.spec, &persistent(&place.id)).await.unwrap();
+    let id = next(&backend, &place.spec).await;
+    let home = place.directory.path().join(id.as_str());
+    assert!(home.exists(), "control: it has a directory");
+    assert!(!backend.remains().await.unwrap().contains(&id));
+    assert!(!backend.list_sandboxes().await.unwrap().contains(&id));
+    assert!(backend.get_sandbox(&id).await.unwrap().is_none());
+    made.destroy().await.unwrap();
+    drop((made, backend));
+    assert!(!home.exists());
+    assert_eq!(groups(&id), "");
 }

@@ -179,3 +179,20 @@ fn events_are_followed_and_taken_up_again() {
     let seen = outcome(child.wait_with_output().unwrap());
     assert_eq!(seen.code, Some(0), "{seen:?}");
 }
+
+#[test]
+fn those_who_ask_at_once_are_not_given_the_same_sandbox() {
+    let daemon = Daemon::start_in(Place::with_backend("linux"), &[]);
+    let mut seen = std::collections::BTreeSet::new();
+    for _ in 0..3 {
+        let ids: Vec<String> = std::thread::scope(|scope| {
+            let asked: Vec<_> = (0..6).map(|_| scope.spawn(|| daemon.ok(&["create"]))).collect();
+            asked.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        for id in ids {
+            daemon.ok(&["kill", &id]);
+            assert!(seen.insert(id.clone()), "{id} was given to two");
+        }
+    }
+    assert_eq!(seen.len(), 18);
+}

@@ -496,8 +496,6 @@ impl Inner {
         evict: bool,
     ) -> Result<Place> {
         let durable = self.is_durable();
-        // In memory the backend names it, and until then it has a name that nobody knows.
-        let place_id = id.cloned().unwrap_or_default();
         let (mailbox, inbox) = Self::mailbox();
         let owner = parent.as_ref().and_then(|parent| parent.as_ref());
         let entry = Entry {
@@ -519,7 +517,16 @@ impl Inner {
             receipt: None,
         };
         let max = self.config.max_sandboxes;
-        let place = self.registry().take_place(&place_id, entry, max, fitting.max, evict)?;
+        let (place_id, place) = {
+            let mut registry = self.registry();
+            // Asked for under the lock: what waits there is promised to one.
+            let begun = || self.backend(fitting.index).next_id(spec, base);
+            let begun = || begun().filter(|begun| !registry.sandboxes.contains_key(begun));
+            // In memory the backend names it, and until then it has a name that nobody knows.
+            let id = id.cloned().or_else(begun).unwrap_or_default();
+            let place = registry.take_place(&id, entry, max, fitting.max, evict)?;
+            (id, place)
+        };
         let after = match &place {
             Place::Taken => None,
             Place::TakenFrom(warm, mailbox) => {

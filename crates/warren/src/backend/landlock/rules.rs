@@ -186,6 +186,7 @@ pub(crate) fn plan(inputs: &Inputs<'_>, host: &impl Look) -> Result<Plan> {
             file_bytes: spec.limits.max_write_bytes,
             nonce: nonce(inputs.id),
         }),
+        ahead: false,
     })
 }
 

@@ -145,13 +145,33 @@ impl Groups {
         Ok(groups)
     }
 
+    /// Makes the groups that these settings are for, and writes none of them.
+    pub(crate) fn bare(
+        id: &SandboxId,
+        support: &GroupSupport,
+        settings: &[Setting],
+    ) -> Result<Self> {
+        let of_v1 = |setting: &&Setting| matches!(setting.controller, Controller::V1(_));
+        let settings: Vec<_> = settings.iter().filter(of_v1).cloned().collect();
+        let mut groups = Self::begin(id, support, &settings, None)?;
+        for (group, _) in std::mem::take(&mut groups.pending) {
+            groups.make_v1(group)?;
+        }
+        Ok(groups)
+    }
+
+    fn make_v1(&mut self, group: PathBuf) -> Result<()> {
+        if !self.places.v1.contains(&group) {
+            make(&group)?;
+            self.places.v1.push(group);
+        }
+        Ok(())
+    }
+
     /// Makes the v1 groups and writes their limits.
     pub(crate) fn finish(&mut self) -> Result<()> {
         for (group, setting) in std::mem::take(&mut self.pending) {
-            if !self.places.v1.contains(&group) {
-                make(&group)?;
-                self.places.v1.push(group.clone());
-            }
+            self.make_v1(group.clone())?;
             write(&group, &setting)?;
         }
         Ok(())

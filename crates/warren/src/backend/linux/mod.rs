@@ -10,6 +10,7 @@
 //! made, `execution.rs` is one command whose streams its caller holds, `execs.rs` are those that have
 //! a log, and `port.rs` is a connection to a server inside.
 
+mod ahead;
 mod anchor;
 mod channel;
 mod execs;
@@ -40,8 +41,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
+use futures_util::future::Either;
 use warren_init::plan::{Lifetime, Plan, Walls};
 
+use self::ahead::{Ahead, Like};
 use self::anchor::{Anchor, Home};
 use self::groups::Groups;
 use self::host::{Host, Privilege};
@@ -52,8 +55,9 @@ use crate::backend::{ExecPlan, oci};
 use crate::layers::Layers;
 use crate::profile::{self, Profile, ProfileUsers, Seccomp};
 use crate::{
-    BackendCapabilities, BackendHealth, Command, CreateOptions, ExecContext, Explain, Inspection,
-    IsolationBackend, IsolationLevel, Result, Sandbox, SandboxError, SandboxId, SandboxSpec,
+    BackendCapabilities, BackendHealth, Base, Command, CreateOptions, ExecContext, Explain,
+    Inspection, IsolationBackend, IsolationLevel, Result, Sandbox, SandboxError, SandboxId,
+    SandboxSpec,
 };
 
 /// What users choose this backend by.
@@ -113,6 +117,8 @@ struct Inner {
     // In the order in which they may go: sandboxes, the launcher that reaps them, the group that
     // they were made in.
     registry: Mutex<Registry>,
+    /// The next of them.
+    ahead: Ahead,
     launcher: Launcher,
     host: Host,
 }
@@ -258,8 +264,9 @@ impl LinuxBackend {
         }
         host.groups.own_kernel =
             matches!(&launcher, Launcher::Container(it) if it.has_own_kernel());
-        let registry = Mutex::default();
-        Ok(Self { inner: Arc::new(Inner { runtime, kind, layers, host, launcher, registry }) })
+        let (registry, ahead) = (Mutex::default(), Ahead::default());
+        let inner = Inner { runtime, kind, layers, host, launcher, registry, ahead };
+        Ok(Self { inner: Arc::new(inner) })
     }
 
     /// Makes a sandbox, or leaves nothing.
@@ -305,7 +312,9 @@ impl LinuxBackend {
         for own in self.inner.runtime.as_deref().into_iter().chain(layers.map(Layers::root)) {
             plan::refuse_runtime(spec, own)?;
         }
-        let id = options.id.clone().unwrap_or_default();
+        let usual = self.is_usual(spec, options);
+        let next = || self.next_id(spec, &options.base).filter(|_| usual);
+        let id = options.id.clone().or_else(next).unwrap_or_default();
         // Without a cgroup or a directory there is nothing on the host that two could not both make.
         let _claim = Claim::new(self, &id)?;
         let runtime = match (options.persistent, &self.inner.runtime) {
@@ -360,25 +369,34 @@ impl LinuxBackend {
         };
         // Decided before anything is made, so that a bad spec leaves nothing to remove.
         let mut plan = self.plan(&inputs, asked, &plan::RealHost)?;
-        let wanted = Groups::wanted(&id, support, &limits.settings);
-        let directory = own.as_ref().map(|own| own.directory.as_path());
-        let guard = self.inner.launcher.guard(wanted, directory)?;
-        let settings = self.inner.launcher.at_first(&limits.settings);
-        let groups = Groups::begin(&id, support, &settings, guard)?;
-        inputs.cgroups = groups.planned();
-        plan.cgroups = groups.planned();
-        let quota = options.cpu_quota_millis;
-        let home = runtime.map(|runtime| Home::create(runtime, &id)).transpose()?;
-        let wanted = sandbox::Wanted {
+        let groups = Groups::wanted(&id, support, &limits.settings);
+        let begun = self.inner.ahead.take(&id).filter(|begun| begun.becomes(&plan, &groups));
+        let wanted = |plan| sandbox::Wanted {
             id: &id,
-            plan: &plan,
+            plan,
             seccomp,
             limits: &spec.limits,
             settings: &limits.settings,
-            cpu_quota_millis: quota,
+            cpu_quota_millis: options.cpu_quota_millis,
             patience: spec.creation_timeout,
         };
-        let launch = sandbox::launch(&self.inner.launcher, wanted, groups, home, first);
+        let launch = match begun {
+            Some(begun) => {
+                plan.cgroups = begun.plan().cgroups.clone();
+                Either::Left(sandbox::complete(begun.instance, wanted(&plan), first))
+            }
+            None => {
+                let directory = own.as_ref().map(|own| own.directory.as_path());
+                let guard = self.inner.launcher.guard(groups, directory)?;
+                let settings = self.inner.launcher.at_first(&limits.settings);
+                let groups = Groups::begin(&id, support, &settings, guard)?;
+                plan.cgroups = groups.planned();
+                let home = runtime.map(|runtime| Home::create(runtime, &id)).transpose()?;
+                let launcher = &self.inner.launcher;
+                Either::Right(sandbox::launch(launcher, wanted(&plan), groups, home, first))
+            }
+        };
+        inputs.cgroups = plan.cgroups.clone();
         // Before anything of them is mounted, and until nothing is.
         let held = layers.map(|layers| layers.hold(options.base.all())).transpose()?;
         let (mut instance, sent) = tokio::time::timeout(spec.creation_timeout, launch)
@@ -392,6 +410,11 @@ impl LinuxBackend {
         let mut registry = self.registry();
         registry.last_created = Some(sandbox.capabilities().created_at);
         registry.insert(id.clone(), sandbox.clone());
+        drop(registry);
+        if usual {
+            let (profile, settings) = (spec.profile.clone(), limits.settings.clone());
+            self.begin_next(Like { profile, settings });
+        }
         Ok((sandbox, sent))
     }
 
@@ -547,6 +570,10 @@ impl IsolationBackend for LinuxBackend {
         Ok(Inspection { capabilities, findings: report.findings })
     }
 
+    fn next_id(&self, spec: &SandboxSpec, base: &Base) -> Option<SandboxId> {
+        self.inner.ahead.next_id(spec, base)
+    }
+
     fn layers(&self) -> Option<&Layers> {
         self.inner.layers.as_ref()
     }
@@ -651,7 +678,11 @@ impl IsolationBackend for LinuxBackend {
     async fn remains(&self) -> Result<Vec<SandboxId>> {
         // A sandbox that outlives its maker has its directory first and last of all. Control groups
         // tell nothing: a `warren run`, or another daemon, has some too.
-        Ok(self.inner.runtime.iter().flat_map(|runtime| Home::all(runtime)).collect())
+        let mut all: Vec<_> =
+            self.inner.runtime.iter().flat_map(|runtime| Home::all(runtime)).collect();
+        let next = self.inner.ahead.id();
+        all.retain(|id| Some(id) != next.as_ref());
+        Ok(all)
     }
 
     async fn list_sandboxes(&self) -> Result<Vec<SandboxId>> {

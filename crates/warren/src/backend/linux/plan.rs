@@ -195,6 +195,7 @@ pub(crate) fn plan(inputs: &Inputs<'_>, host: &impl Look) -> Result<Plan> {
         cgroups: inputs.cgroups.clone(),
         bounds: inputs.limits.bounds,
         walls: Walls::Namespaces,
+        ahead: false,
     })
 }
 

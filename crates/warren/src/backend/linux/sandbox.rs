@@ -126,13 +126,38 @@ pub(crate) async fn launch(
     home: Option<(Home, OwnedFd)>,
     first: Option<First>,
 ) -> Result<(Instance, Option<Sent>)> {
+    let instance = begin(launcher, &wanted, groups, home).await?;
+    finish(instance, &wanted, first).await
+}
+
+/// Has one that was begun ahead become what is wanted, and waits until it stands.
+pub(crate) async fn complete(
+    mut instance: Instance,
+    wanted: Wanted<'_>,
+    first: Option<First>,
+) -> Result<(Instance, Option<Sent>)> {
+    instance.groups().change(wanted.id, wanted.settings)?;
+    (instance.cpu_quota_millis, instance.made_at) = (wanted.cpu_quota_millis, Utc::now());
+    let sent = instance.control.send(wanted.plan, &[]).await;
+    sent.map_err(|error| lost("start the sandbox", error))?;
+    finish(instance, &wanted, first).await
+}
+
+/// Has the launcher make the first process of a sandbox. Dropping what is returned ends it, and leaves
+/// nothing.
+pub(crate) async fn begin(
+    launcher: &Launcher,
+    wanted: &Wanted<'_>,
+    groups: Groups,
+    home: Option<(Home, OwnedFd)>,
+) -> Result<Instance> {
     let (home, listener) = home.unzip();
     let mut unfinished = Unfinished { home, groups: Some(groups) };
     let (control, theirs) = Channel::pair().map_err(|error| lost("make a socket", error))?;
     let place = unfinished.home.as_ref().map(|home| home.path().to_owned());
     let finish_groups = || unfinished.groups.as_mut().map_or(Ok(()), Groups::finish);
     let place = place.as_deref();
-    let launched = launcher.launch(&wanted, theirs, listener, place, finish_groups).await?;
+    let launched = launcher.launch(wanted, theirs, listener, place, finish_groups).await?;
     let (made, container) = match launched {
         Launched::Child(warren_init::launcher::Launched { pid, base, pidfd }) => {
             (Some((pid, base, pidfd)), None)
@@ -163,7 +188,7 @@ pub(crate) async fn launch(
     let proof = Proof { landlock_abi: 0, owners_shifted: false, tried: 0 };
     let (home, groups) = unfinished.finish();
     let (groups, on_drop) = (Mutex::new(groups), OnDrop::Remove);
-    let mut instance = Instance {
+    Ok(Instance {
         home,
         on_drop,
         cpu_quota_millis: wanted.cpu_quota_millis,
@@ -187,7 +212,15 @@ pub(crate) async fn launch(
         overlays: Vec::new(),
         container,
         scratch,
-    };
+    })
+}
+
+/// Waits until a sandbox stands, with its first command on the way.
+async fn finish(
+    mut instance: Instance,
+    wanted: &Wanted<'_>,
+    first: Option<First>,
+) -> Result<(Instance, Option<Sent>)> {
     // Init reads it once it is ready.
     let send = async |instance: &Instance, first: Option<First>| match first {
         Some(first) => Sent::send(instance, first, true).await.map(Some),
