@@ -730,17 +730,15 @@ fn mask_proc(plan: &Plan) -> Result<(), Failure> {
     }
     for name in &planned.masked {
         let path = format!("/proc/{name}");
-        // What stands for a file is read-only already, as all devices are.
-        let bound = match mount::bind("/dev/null", &path) {
-            Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
-                mount::bind("/dev/.empty", &path)
-            }
-            bound => bound,
+        // Asked first: a mount that is refused, of a file on a directory, has the kernel wait for all CPUs.
+        let is_dir = match rustix::fs::stat(path.as_str()) {
+            Ok(found) => rustix::fs::FileType::from_raw_mode(found.st_mode).is_dir(),
+            Err(Errno::NOENT) => continue,
+            Err(error) => return step("look at", &path, Err(error.into())),
         };
-        match bound {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            bound => step("mount", &path, bound)?,
-        }
+        // What stands for a file is read-only already, as all devices are.
+        let stand_in = if is_dir { "/dev/.empty" } else { "/dev/null" };
+        step("mount", &path, mount::bind(stand_in, &path))?;
     }
     hide_boot_id(plan)
 }
