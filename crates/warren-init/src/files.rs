@@ -21,13 +21,12 @@ use crate::protocol::files::{
     Entry, Fault, FaultKind, FileControl, FileEvent, FileRequest, Kind, MAX_ATTRIBUTES, MAX_DEPTH,
     MAX_PATH, More, PACKET, Summary, Time, WriteHow,
 };
+use crate::steps::{self, Links, MAX_LINKS};
 use crate::users::{Names, User};
 use crate::watch;
 
 /// How much is moved at once.
 const CHUNK: usize = 256 * 1024;
-/// How many links in a row are followed, as the kernel has it.
-const MAX_LINKS: usize = 40;
 /// What may be set; never set-uid or set-gid.
 const MODE: u32 = 0o1777;
 
@@ -254,7 +253,25 @@ pub(crate) fn open(path: &[u8], flags: OFlags, mode: u32) -> Result<OwnedFd> {
     check(path)?;
     let mode = Mode::from_raw_mode(mode & MODE);
     let flags = unhurried(flags);
-    rustix::fs::openat2(CWD, path, flags, mode, ResolveFlags::NO_MAGICLINKS).map_err(call)
+    resolve(CWD, path, flags, mode, Links::Plain).map_err(call)
+}
+
+/// Opens a path as far as its links are to be followed, by whichever means the kernel has.
+fn resolve(
+    from: BorrowedFd<'_>,
+    path: &[u8],
+    flags: OFlags,
+    mode: Mode,
+    links: Links,
+) -> rustix::io::Result<OwnedFd> {
+    let how = match links {
+        Links::Plain => ResolveFlags::NO_MAGICLINKS,
+        Links::None => archive::BENEATH,
+    };
+    match rustix::fs::openat2(from, path, flags, mode, how) {
+        Err(Errno::NOSYS) => steps::open(from, path, flags, mode, links),
+        opened => opened,
+    }
 }
 
 /// Adds what keeps an open from waiting, where it could: the kernel takes no more with O_PATH.
@@ -267,8 +284,7 @@ fn unhurried(flags: OFlags) -> OFlags {
 /// Opens an entry of a directory, and nothing that it may lead to.
 pub(crate) fn open_at(dir: BorrowedFd<'_>, name: &[u8], flags: OFlags) -> io::Result<OwnedFd> {
     let flags = unhurried(flags) | OFlags::NOFOLLOW;
-    let resolve = ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
-    Ok(rustix::fs::openat2(dir, name, flags, Mode::empty(), resolve)?)
+    Ok(resolve(dir, name, flags, Mode::empty(), Links::None)?)
 }
 
 /// Opens a directory that a caller named.
@@ -482,9 +498,8 @@ fn list(path: &[u8], depth: u16, limit: u32, who: Who<'_>, channel: &OwnedFd) ->
         }
         if who.is_some() {
             let flags = OFlags::PATH | if is_link { OFlags::empty() } else { OFlags::NOFOLLOW };
-            let resolve = ResolveFlags::NO_MAGICLINKS;
             let flags = flags | OFlags::CLOEXEC;
-            let end = rustix::fs::openat2(place, name, flags, Mode::empty(), resolve).ok();
+            let end = resolve(place, name, flags, Mode::empty(), Links::Plain).ok();
             entry.resolved = end.as_ref().filter(|_| is_link).and_then(resolved);
             entry = in_full(entry, who, || end.as_ref().map(attributes).unwrap_or_default());
         }

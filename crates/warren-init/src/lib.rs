@@ -21,6 +21,7 @@ pub mod protocol;
 mod sentry;
 mod serve;
 pub mod stage;
+mod steps;
 pub mod sudo;
 pub mod terminal;
 mod users;

@@ -6,12 +6,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use futures_util::StreamExt as _;
 use warren::backend::oci::place;
 use warren::backend::{LinuxSandbox, OciBackend, OciRuntime};
 use warren::layers::Layers;
 use warren::{
-    Command, CreateOptions, ExecContext, ExecOptions, ExecUser, IsolationBackend, Limit,
-    ResourceLimits, Sandbox, SandboxId, SandboxSpec,
+    Command, CreateOptions, ExecContext, ExecOptions, ExecUser, FileFault, FileKind,
+    IsolationBackend, Limit, ListItem, ListOptions, RenameOptions, ResourceLimits, Sandbox,
+    SandboxId, SandboxSpec, WriteOptions,
 };
 
 /// Lists what the host has of a sandbox: its bundle, control groups, processes.
@@ -208,6 +210,55 @@ async fn what_was_written_is_saved_restored_and_forked(runtime: OciRuntime) {
     assert_eq!(remains(&id), [""; 0]);
 }
 
+async fn files_are_written_listed_moved_and_read_from_outside(runtime: OciRuntime) {
+    let backend = OciBackend::new(runtime).unwrap();
+    let sandbox = backend.create_sandbox(&SandboxSpec::default()).await.unwrap();
+    let (files, path) = (sandbox.files().unwrap(), Path::new);
+    let text = |text: &str| -> warren::FileSource {
+        Box::pin(futures_util::stream::iter(vec![Ok(text.as_bytes().to_vec())]))
+    };
+    let refused = |error: warren::SandboxError| match error {
+        warren::SandboxError::File { kind, .. } => kind,
+        error => panic!("{error}"),
+    };
+    let deep = WriteOptions { parents: true, ..WriteOptions::default() };
+    files.write(path("/workspace/d/e/f"), deep, text("said\n")).await.unwrap();
+    sh(
+        &*sandbox,
+        "cd /workspace; cp d/e/f own; ln -s d/e near; ln -s /proc/self/root/workspace far",
+    )
+    .await;
+    assert_eq!(files.stat(path("/workspace/own")).await.unwrap().size, 5);
+    let link = files.stat(path("/workspace/near")).await.unwrap();
+    assert_eq!((link.kind, link.target.as_deref()), (FileKind::Link, Some(path("d/e"))));
+    let read = async |name| {
+        let data = files.read(path(name), 0, None).await?.data;
+        let chunks: Vec<_> = data.collect().await;
+        chunks.into_iter().collect::<warren::Result<Vec<_>>>().map(|chunks| chunks.concat())
+    };
+    assert_eq!(read("/workspace/near/f").await.unwrap(), b"said\n", "by a link of its own");
+    // One of the kernel's leads to whatever the one who asks has.
+    assert_eq!(refused(read("/workspace/far/own").await.unwrap_err()), FileFault::Loop);
+    assert_eq!(refused(read("/workspace/none").await.unwrap_err()), FileFault::NotFound);
+    let moved = RenameOptions::default();
+    files.rename(path("/workspace/near/f"), path("/workspace/g"), moved).await.unwrap();
+    let options = ListOptions { depth: 3, limit: 100 };
+    let items: Vec<_> =
+        files.list(path("/workspace"), options).await.unwrap().items.collect().await;
+    let mut names: Vec<_> = items
+        .into_iter()
+        .filter_map(|item| match item.unwrap() {
+            ListItem::Entry(entry) => Some(entry.path.display().to_string()),
+            _ => None,
+        })
+        .collect();
+    names.sort();
+    assert_eq!(names, ["d", "d/e", "far", "g", "near", "own"]);
+    files.remove(path("/workspace/d"), true).await.unwrap();
+    assert_eq!(sh(&*sandbox, "cd /workspace; echo *; cat g").await, "far g near own\nsaid");
+    sandbox.destroy().await.unwrap();
+}
+
 async fn one_that_is_to_stay_is_adopted_paused_or_not_and_goes_even_without_its_guard(
     runtime: OciRuntime,
 ) {
@@ -388,6 +439,7 @@ macro_rules! cases {
             seen_from_the_host_a_command_is_nobody,
             a_bomb_and_a_stopped_sandbox_are_paused_and_destroyed,
             what_was_written_is_saved_restored_and_forked,
+            files_are_written_listed_moved_and_read_from_outside,
             one_that_is_to_stay_is_adopted_paused_or_not_and_goes_even_without_its_guard,
             a_root_of_its_own_is_root_inside_alone,
         ]);
@@ -404,6 +456,7 @@ cases!(
         its_kernel_is_not_the_hosts,
         a_bomb_and_a_stopped_sandbox_are_paused_and_destroyed,
         what_was_written_is_saved_restored_and_forked,
+        files_are_written_listed_moved_and_read_from_outside,
         one_that_is_to_stay_is_adopted_paused_or_not_and_goes_even_without_its_guard,
         what_it_cannot_do_is_said,
     ]

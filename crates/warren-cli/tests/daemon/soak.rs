@@ -38,11 +38,12 @@ struct Backend {
     snapshots: bool,
 }
 
-const BACKENDS: [Backend; 4] = [
+const BACKENDS: [Backend; 5] = [
     Backend { name: "linux", level: "namespace", homes: "sandboxes", snapshots: true },
     Backend { name: "landlock", level: "process", homes: "landlock", snapshots: false },
     Backend { name: "oci-crun", level: "container", homes: "sandboxes-oci-crun", snapshots: true },
     Backend { name: "oci-runc", level: "container", homes: "sandboxes-oci-runc", snapshots: true },
+    Backend { name: "oci-runsc", level: "kernel", homes: "sandboxes-oci-runsc", snapshots: true },
 ];
 
 /// How many clients there are at once.
@@ -299,6 +300,12 @@ fn run(soak: &Soak, place: Place, is_alone: bool, time: Duration) {
         }));
         soak.undertaker.done.store(true, Ordering::SeqCst);
         if let Err(panic) = result {
+            let log = fs::read_to_string(cleared.path("log")).unwrap_or_default();
+            let lines: Vec<_> = log.lines().collect();
+            eprintln!(
+                "the last that it said:\n{}",
+                lines[lines.len().saturating_sub(30)..].join("\n")
+            );
             // What was kept alive is not left behind by a test that failed.
             drop(Daemon::start_in(cleared, &["--stop-all"]).end("TERM"));
             std::panic::resume_unwind(panic);
