@@ -200,10 +200,13 @@ async fn what_was_written_is_saved_restored_and_forked(runtime: OciRuntime) {
     assert_eq!(sh(&*fork, look).await, "one\ntwo\n1000", "a fork");
     // One that is paused is saved as it stands.
     fork.suspend().await.unwrap();
+    let began = Instant::now();
     let of_paused = fork.capture().await.unwrap();
     assert_eq!(of_paused.base.layers, capture.base.layers);
     sandbox.restore(&saved).await.unwrap();
     assert_eq!(sh(&*sandbox, look).await, "one\ntwo\n1000", "restored");
+    // Neither asks somebody who is paused, nor takes what was made anew for what is to go.
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
     assert_eq!(sh(&*sandbox, "cd /workspace; echo *").await, "file");
     fork.destroy().await.unwrap();
     sandbox.destroy().await.unwrap();

@@ -436,11 +436,15 @@ impl Instance {
         if !self.groups().is_populated() {
             return true;
         }
-        // What is in its groups may be the process that waits for the next command, which init alone can tell.
+        // What is in its groups may be the process that waits for the next command, which init alone can tell, unless its
+        // container is paused and init with it.
+        let is_paused = self.container.as_ref().is_some_and(Container::is_known_paused);
+        if is_paused || !self.groups().tell_commands() {
+            return false;
+        }
         let hello = tokio::time::timeout(PATIENCE, self.ask::<Standing>(&Request::Hello)).await;
         let standing = hello.ok().and_then(Result::ok).flatten();
-        self.groups().tell_commands()
-            && standing.is_some_and(|standing| standing.running == 0 && !standing.left)
+        standing.is_some_and(|standing| standing.running == 0 && !standing.left)
     }
 
     /// Asks init for something that it answers once; `None` if it is gone.

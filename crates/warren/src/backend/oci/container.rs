@@ -44,6 +44,8 @@ pub(crate) struct Container {
     id: SandboxId,
     bundle: PathBuf,
     paused: AtomicBool,
+    /// Whether nothing of it was left. Its bundle may be another's since then, of the same sandbox made anew.
+    gone: AtomicBool,
     /// The guard, if it is a child of ours.
     guard: Mutex<Option<Child>>,
     /// Without it the guard ends what is not to outlive us.
@@ -79,6 +81,7 @@ impl Container {
             id: id.clone(),
             bundle,
             paused: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
             guard: Mutex::default(),
             line: None,
         }
@@ -203,6 +206,11 @@ impl Container {
         self.line.is_some()
     }
 
+    /// Reports whether we paused it, so that nobody inside answers.
+    pub(crate) fn is_known_paused(&self) -> bool {
+        self.paused.load(Ordering::Relaxed)
+    }
+
     /// Asks the runtime.
     async fn is_paused(&self) -> Result<bool> {
         if self.runtime.pause(&self.id, &self.bundle).is_none() {
@@ -247,11 +255,15 @@ impl Container {
             let _ = self.runtime.call(self.runtime.delete(&self.id, &self.bundle)).await;
             self.forget()?;
         }
+        self.gone.store(true, Ordering::Relaxed);
         Ok(())
     }
 
     /// Likewise, without waiting for anybody else.
     pub(crate) fn gone_now(&self) {
+        if self.gone.load(Ordering::Relaxed) {
+            return;
+        }
         let deadline = Instant::now() + PATIENCE;
         while self.is_guarded() && Instant::now() < deadline {
             std::thread::sleep(INTERVAL);
