@@ -299,8 +299,54 @@ async fn what_was_begun_for_nobody_is_nobodys_and_goes_with_its_backend() {
     assert!(!backend.remains().await.unwrap().contains(&id));
     assert!(!backend.list_sandboxes().await.unwrap().contains(&id));
     assert!(backend.get_sandbox(&id).await.unwrap().is_none());
+    // It gives way to another of the kind that is wanted now.
+    let elsewhere = SandboxSpec { workdir: "/srv/work".into(), ..SandboxSpec::default() };
+    assert_eq!(backend.next_id(&elsewhere, &Base::default()), None);
+    let (a, b) = (SandboxId::new(), SandboxId::new());
+    for id in [&a, &b] {
+        let other = backend.create(&elsewhere, &persistent(id)).await.unwrap();
+        other.destroy().await.unwrap();
+    }
+    let other = next(&backend, &elsewhere).await;
+    assert!(!home.exists() && other != id);
+    let third = backend.create(&elsewhere, &persistent(&other)).await.unwrap();
+    assert_eq!(sh(&third, "pwd; touch file && echo written").await, "/srv/work\nwritten");
+    third.destroy().await.unwrap();
+    let last = next(&backend, &elsewhere).await;
+
     made.destroy().await.unwrap();
-    drop((made, backend));
-    assert!(!home.exists());
-    assert_eq!(groups(&id), "");
+    drop((made, third, backend));
+    assert!(!place.directory.path().join(last.as_str()).exists());
+    for id in [id, other, last] {
+        assert_eq!(groups(&id), "");
+    }
+}
+
+#[tokio::test]
+async fn the_walls_of_one_that_was_begun_ahead_hold_in_every_profile() {
+    let is_root = rustix::process::geteuid().is_root();
+    for profile in ["default", "strict", "dev"] {
+        // Several users need root.
+        if profile == "dev" && !is_root {
+            continue;
+        }
+        let place = Place::new();
+        let backend = place.backend().beginning_ahead();
+        let spec = SandboxSpec { profile: profile.to_owned(), ..SandboxSpec::default() };
+        let first = backend.create(&spec, &persistent(&place.id)).await.unwrap();
+        let id = next(&backend, &spec).await;
+        let second = backend.create(&spec, &persistent(&id)).await.unwrap();
+        let mut verdicts = Vec::new();
+        for sandbox in [&first, &second] {
+            let receipt = sandbox.verify(warren::Extent::Everything).await;
+            let receipt = receipt.unwrap_or_else(|error| panic!("{profile}: {error}"));
+            assert_eq!(receipt.open().count(), 0, "{profile}: {receipt:?}");
+            let held = receipt.tries().map(|made| (made.what.clone(), made.verdict));
+            verdicts.push(held.collect::<Vec<_>>());
+            assert_eq!(sandbox.enforcement().warnings, first.enforcement().warnings, "{profile}");
+        }
+        assert_eq!(verdicts[0], verdicts[1], "{profile}: as one that was made at once");
+        first.destroy().await.unwrap();
+        second.destroy().await.unwrap();
+    }
 }

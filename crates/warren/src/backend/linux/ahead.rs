@@ -6,7 +6,7 @@
 //! it wants something of the host bound, or stands on layers. Nobody has run in it before.
 
 use std::os::unix::fs::MetadataExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -41,10 +41,14 @@ enum Slot {
     Ready(Box<Begun>),
 }
 
+/// How many others are made in a row before the one that waits gives way to another of their kind.
+const PATIENCE: u32 = 2;
+
 /// What a sandbox had that the next may have as well.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) struct Like {
     pub(super) profile: String,
+    pub(super) workdir: PathBuf,
     /// Only whose control groups there are, and not what they are to hold.
     pub(super) settings: Vec<Setting>,
 }
@@ -54,6 +58,9 @@ pub(super) struct Like {
 pub(super) struct Begun {
     id: SandboxId,
     profile: String,
+    workdir: PathBuf,
+    /// How many sandboxes that it could not become were made since.
+    passed_over: u32,
     plan: Plan,
     /// Which files of the host it shows: should another be there by now, it shows the wrong one.
     seen: Vec<Option<(u64, u64)>>,
@@ -61,6 +68,10 @@ pub(super) struct Begun {
 }
 
 impl Begun {
+    fn is_like(&self, profile: &str, workdir: &Path) -> bool {
+        self.profile == profile && self.workdir == workdir
+    }
+
     /// Reports whether it can become what a plan says, in these control groups.
     pub(super) fn becomes(&self, plan: &Plan, groups: &[PathBuf]) -> bool {
         let planned = &self.plan.cgroups;
@@ -77,7 +88,8 @@ impl Begun {
 }
 
 fn sources(plan: &Plan) -> impl Iterator<Item = &str> {
-    plan.mounts.iter().map(|mount| mount.source.as_str())
+    let overlays = plan.overlays.iter().map(|overlay| overlay.source.as_str());
+    plan.mounts.iter().map(|mount| mount.source.as_str()).chain(overlays)
 }
 
 /// Says which files are at these paths, links followed.
@@ -92,7 +104,6 @@ fn is_plain(spec: &SandboxSpec, base: &Base) -> bool {
         && spec.allowed_paths_ro.is_empty()
         && spec.allowed_paths_rw.is_empty()
         && spec.bind_mounts.is_empty()
-        && spec.workdir == SandboxSpec::default().workdir
 }
 
 impl Ahead {
@@ -117,7 +128,9 @@ impl Ahead {
     /// Returns the id of the one that waits, if it can become what a spec says.
     pub(super) fn next_id(&self, spec: &SandboxSpec, base: &Base) -> Option<SandboxId> {
         match &*self.slot() {
-            Slot::Ready(begun) if begun.profile == spec.profile && is_plain(spec, base) => {
+            Slot::Ready(begun)
+                if begun.is_like(&spec.profile, &spec.workdir) && is_plain(spec, base) =>
+            {
                 Some(begun.id.clone())
             }
             Slot::Off | Slot::Empty | Slot::Making(_) | Slot::Ready(_) => None,
@@ -139,13 +152,23 @@ impl Ahead {
         }
     }
 
-    /// Takes the right to make the next.
-    fn reserve(&self) -> Option<SandboxId> {
+    /// Takes the right to make the next, and the one that gives way to it.
+    fn reserve(&self, like: &Like) -> Option<(SandboxId, Option<Box<Begun>>)> {
         let mut slot = self.slot();
-        let Slot::Empty = *slot else { return None };
+        match &mut *slot {
+            Slot::Empty => {}
+            Slot::Ready(begun) if !begun.is_like(&like.profile, &like.workdir) => {
+                begun.passed_over += 1;
+                if begun.passed_over < PATIENCE {
+                    return None;
+                }
+            }
+            Slot::Off | Slot::Making(_) | Slot::Ready(_) => return None,
+        }
         let id = SandboxId::new();
-        *slot = Slot::Making(id.clone());
-        Some(id)
+        let before = std::mem::replace(&mut *slot, Slot::Making(id.clone()));
+        let Slot::Ready(begun) = before else { return Some((id, None)) };
+        Some((id, Some(begun)))
     }
 
     fn put(&self, begun: Option<Begun>) {
@@ -169,12 +192,13 @@ impl LinuxBackend {
 
     /// Begins the next, once what was made has had its time.
     pub(super) fn begin_next(&self, like: Like) {
-        let Some(id) = self.inner.ahead.reserve() else { return };
+        let Some((id, before)) = self.inner.ahead.reserve(&like) else { return };
         let inner = Arc::downgrade(&self.inner);
         self.inner.ahead.tasks.spawn(async move {
             tokio::time::sleep(PAUSE).await;
             let Some(inner) = inner.upgrade() else { return };
             let backend = Self { inner };
+            drop(before);
             // Whoever asks next makes it all then, and hears why if that cannot be.
             let begun = backend.begin(id, like).await.ok();
             backend.inner.ahead.put(begun);
@@ -182,7 +206,8 @@ impl LinuxBackend {
     }
 
     async fn begin(&self, id: SandboxId, like: Like) -> Result<Begun> {
-        let spec = SandboxSpec { profile: like.profile, ..SandboxSpec::default() };
+        let Like { profile, workdir, settings } = like;
+        let spec = SandboxSpec { profile, workdir, ..SandboxSpec::default() };
         let (profile, seccomp) = profiles(&spec)?;
         let support = &self.inner.host.groups;
         let limits = limits::decide(&spec.limits, None, &Default::default(), support, false)?;
@@ -208,7 +233,7 @@ impl LinuxBackend {
         let runtime = self.inner.runtime.as_deref();
         // First of all: nothing else says to the next daemon, should this one be killed, that there is more.
         let home = runtime.map(|runtime| Home::create(runtime, &id)).transpose()?;
-        let groups = Groups::bare(&id, support, &like.settings).inspect_err(|_| {
+        let groups = Groups::bare(&id, support, &settings).inspect_err(|_| {
             home.iter().for_each(|(home, _)| home.remove());
         })?;
         plan.cgroups = groups.planned();
@@ -222,7 +247,8 @@ impl LinuxBackend {
             patience: spec.creation_timeout,
         };
         let instance = sandbox::begin(&self.inner.launcher, &wanted, groups, home).await?;
-        Ok(Begun { profile: spec.profile, plan, seen, instance, id })
+        let SandboxSpec { profile, workdir, .. } = spec;
+        Ok(Begun { profile, workdir, passed_over: 0, plan, seen, instance, id })
     }
 }
 
@@ -252,8 +278,6 @@ mod tests {
         assert!(is_plain(&plain, &Base::default()), "control");
         let small = SandboxSpec { environment: vec![("A".into(), "b".into())], ..plain.clone() };
         assert!(is_plain(&small, &Base::default()), "what is done last may differ");
-        let elsewhere = SandboxSpec { workdir: "/elsewhere".into(), ..plain.clone() };
-        assert!(!is_plain(&elsewhere, &Base::default()));
         for field in [
             |spec: &mut SandboxSpec| spec.allowed_paths_ro.push("/srv".into()),
             |spec: &mut SandboxSpec| spec.allowed_paths_rw.push("/srv".into()),

@@ -262,8 +262,17 @@ impl Groups {
 
     /// Returns the most memory that the sandbox ever held.
     pub(crate) fn peak_memory(&self) -> Option<u64> {
+        self.read_memory(["memory.peak", "memory.max_usage_in_bytes"])
+    }
+
+    /// Returns how much memory the sandbox holds now.
+    pub(crate) fn used_memory(&self) -> Option<u64> {
+        self.read_memory(["memory.current", "memory.usage_in_bytes"])
+    }
+
+    /// Reads a number that v2 and v1 have by different names.
+    fn read_memory(&self, files: [&str; 2]) -> Option<u64> {
         let group = self.places.memory.as_ref()?;
-        let files = ["memory.peak", "memory.max_usage_in_bytes"];
         files.iter().find_map(|file| cgroup::read(group, file).ok()?.trim().parse().ok())
     }
 

@@ -412,8 +412,11 @@ impl LinuxBackend {
         registry.insert(id.clone(), sandbox.clone());
         drop(registry);
         if usual {
-            let (profile, settings) = (spec.profile.clone(), limits.settings.clone());
-            self.begin_next(Like { profile, settings });
+            self.begin_next(Like {
+                profile: spec.profile.clone(),
+                workdir: spec.workdir.clone(),
+                settings: limits.settings.clone(),
+            });
         }
         Ok((sandbox, sent))
     }

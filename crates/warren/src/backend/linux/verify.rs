@@ -20,9 +20,11 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const HIDDEN: &str = "/run/warren/ranges";
 /// How many processes there may be while that limit is tried, and how many are started.
 const TRIAL_PROCESSES: (u32, u32) = (4, 8);
+/// What Warren's own files may take beside what a sandbox may write.
+const OWN_BYTES: u64 = warren_init::IMAGE.len() as u64;
 /// The most processes that are started to try a limit that cannot be lowered.
 const MAX_PROCESSES: u32 = 128;
-/// How much memory there may be while that limit is tried, and how much is used.
+/// How much memory there may be, beside what is in use, while that limit is tried; and how much is taken.
 const TRIAL_MEMORY: (u64, u64) = (16 << 20, 24 << 20);
 
 impl LinuxSandbox {
@@ -57,7 +59,8 @@ impl LinuxSandbox {
             hidden: self.hidden(),
             namespaces: receipt::own_namespaces(),
             open_files: spec.max_open_files.map(u64::from),
-            write_bytes: spec.max_write_bytes,
+            // There is room for what is there from the start, too, which is a copy of init at the most.
+            write_bytes: spec.max_write_bytes.map(|most| most.saturating_add(OWN_BYTES)),
             ..Probe::default()
         };
         listening.be_named_in(&mut probe);
@@ -137,7 +140,9 @@ impl LinuxSandbox {
         if let (Some(most), Some(_)) = (limits.max_memory_bytes, &support.memory)
             && extent >= Extent::Everything
         {
-            limits.max_memory_bytes = Some(most.min(TRIAL_MEMORY.0));
+            // What the kernel keeps for the sandbox counts, too, and is more in one profile than in another.
+            let used = self.instance().groups().used_memory().unwrap_or_default();
+            limits.max_memory_bytes = Some(most.min(used.saturating_add(TRIAL_MEMORY.0)));
             probe.memory_bytes = Some(TRIAL_MEMORY.1);
         }
         let writable = binds_writable(&self.terms.spec);
