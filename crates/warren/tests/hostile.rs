@@ -11,10 +11,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
-use warren::backend::LinuxBackend;
 use warren::backend::linux::LinuxSandbox;
+use warren::backend::{LandlockBackend, LinuxBackend, OciBackend, OciRuntime};
+use warren::layers::Layers;
 use warren::{
-    Command, CreateOptions, ExecContext, Limit, ResourceLimits, Sandbox, SandboxId, SandboxSpec,
+    Command, CreateOptions, ExecContext, IsolationBackend, Limit, ResourceLimits, Sandbox,
+    SandboxId, SandboxSpec,
 };
 
 /// How long a sandbox may take to be gone: promise 5 of the threat list.
@@ -218,4 +220,90 @@ mod linux {
 #[test]
 fn the_same_holds_for_a_plain_user() {
     plain_user::rerun(&["linux::", "--test-threads", "1"]);
+}
+
+/// N6 to N9, and N11: no backend offers a way out that would have to be watched, by whatever name.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_way_out_is_refused_by_every_backend_whatever_it_is_called() {
+    let mut backends: Vec<Box<dyn IsolationBackend>> =
+        vec![Box::new(LinuxBackend::new().unwrap()), Box::new(LandlockBackend::new().unwrap())];
+    for runtime in OciRuntime::ALL {
+        backends.push(Box::new(OciBackend::new(runtime).unwrap()));
+    }
+    let names = [
+        "example.com",
+        "example.com:443",
+        "*.example.com",
+        "EXAMPLE.com.",
+        "xn--e1afmkfd.xn--p1ai",
+        "localtest.me",
+        "user@example.com",
+        "example.com%00.evil",
+        "127.0.0.1",
+        "0x7f.1",
+        "2130706433",
+        "0177.0.0.1",
+        "::1",
+        "::ffff:127.0.0.1",
+        "64:ff9b::7f00:1",
+        "10.0.0.0/8",
+        "169.254.169.254",
+        "100.64.0.0/10",
+        "fe80::1",
+    ];
+    for backend in backends {
+        let open = SandboxSpec { network_enabled: true, ..SandboxSpec::default() };
+        let named = names.map(|name| SandboxSpec {
+            allowed_network: vec![name.to_owned()],
+            ..SandboxSpec::default()
+        });
+        for spec in named.into_iter().chain([open]) {
+            let error = backend.create_sandbox(&spec).await.unwrap_err();
+            let (asked, code) = (&spec.allowed_network, error.code());
+            assert!(["unsupported", "invalid_spec"].contains(&code), "{asked:?}: {error}");
+            assert!(error.hint().is_some(), "{asked:?}");
+        }
+        let control = backend.create_sandbox(&SandboxSpec::default()).await.unwrap();
+        let routes = Command::new("sh").args(["-c", "tail -n +2 /proc/self/net/route | wc -l"]);
+        let output = control.exec(&routes, &ExecContext::default()).await.unwrap();
+        let none = output.stdout == b"0\n";
+        assert!(none || backend.name() == "landlock", "{}: {output:?}", backend.name());
+        control.destroy().await.unwrap();
+    }
+}
+
+/// H9: what two sandboxes stand on is the same, and nothing that is to be each one's own.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_sandboxes_of_one_ground_share_no_seed_and_no_identity() {
+    let directory = tempfile::tempdir().unwrap();
+    let layers = Layers::open(directory.path().join("storage")).unwrap();
+    let backend = LinuxBackend::with_layers(None, layers).unwrap();
+    let script = "cat /proc/sys/kernel/random/uuid; od -An -v -N16 -tx1 /dev/urandom; hostname; \
+                  python3 -c 'import random; print(random.random())'; sha256sum /proc/self/auxv; \
+                  cat /etc/machine-id 2>/dev/null || cat /proc/sys/kernel/random/uuid; cat /workspace/seed";
+    let look = async |sandbox: &dyn Sandbox| {
+        let command = Command::new("sh").args(["-c", script]);
+        let output = sandbox.exec(&command, &ExecContext::default()).await.unwrap();
+        String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let first = backend.create_sandbox(&SandboxSpec::default()).await.unwrap();
+    let seed = Command::new("sh").args(["-c", "od -An -N8 -tx1 /dev/urandom > /workspace/seed"]);
+    first.exec(&seed, &ExecContext::default()).await.unwrap();
+    let base = first.capture().await.unwrap().base;
+    first.destroy().await.unwrap();
+    let mut seen = Vec::new();
+    for _ in 0..2 {
+        let options = CreateOptions { base: base.clone(), ..CreateOptions::default() };
+        let spec = SandboxSpec::default();
+        let sandbox = backend.create_sandbox_with(&spec, &options).await.unwrap();
+        seen.push(look(&*sandbox).await);
+        sandbox.destroy().await.unwrap();
+    }
+    assert_eq!(seen[0].len(), 7, "{seen:?}");
+    assert_eq!(seen[0][6], seen[1][6], "control: they do stand on the same: {seen:?}");
+    for (one, other) in seen[0][..6].iter().zip(&seen[1]) {
+        assert!(!one.is_empty() && one != other, "{seen:?}");
+    }
+    let host = fs::read_to_string("/etc/machine-id").unwrap_or_default();
+    assert!(host.is_empty() || !seen.concat().contains(&host.trim().to_owned()), "{seen:?}");
 }

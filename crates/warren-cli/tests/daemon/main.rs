@@ -1,5 +1,6 @@
 //! The daemon and its clients as their users meet them.
 
+mod adversity;
 mod audit;
 mod calls;
 mod clients;

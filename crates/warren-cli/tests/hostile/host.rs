@@ -5,6 +5,7 @@
 //! and whoever died in between, is its descendant, and nobody else's process is. Tests take turns by
 //! a lock on a file, which holds between the threads of `cargo test` and the processes of nextest alike.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
-const NOBODY: u32 = 65534;
+const NOBODY_ID: u32 = 65534;
 /// No single command of this suite needs longer; one that does hangs.
 const PATIENCE: Duration = Duration::from_secs(90);
 /// How long a finished sandbox may take to be gone: promise 5 of the threat list.
@@ -32,6 +33,35 @@ pub(crate) enum Who {
     /// Root, and what it runs inside is root there: profile `dev`, by `sudo`.
     RootInside,
 }
+
+/// Who calls, and which backend makes the sandboxes: one column of the table in `docs/isolation.md`.
+#[derive(Debug)]
+pub(crate) struct Column {
+    /// Where it notes what passed, for `ci/isolation`.
+    pub(crate) name: &'static str,
+    pub(crate) who: Who,
+    pub(crate) backend: &'static str,
+    /// What has to be accepted by whoever wants this backend.
+    level: &'static str,
+    /// Whether each attempt is made with every profile and as often as it takes. What a filter lets through is the
+    /// same on every backend, so that for others than `linux` once will do.
+    thorough: bool,
+}
+
+const fn linux(name: &'static str, who: Who) -> Column {
+    Column { name, who, backend: "linux", level: "namespace", thorough: true }
+}
+
+const fn other(name: &'static str, who: Who, backend: &'static str, level: &'static str) -> Column {
+    Column { name, who, backend, level, thorough: false }
+}
+
+pub(crate) static ROOT: Column = linux("linux-root", Who::Root);
+pub(crate) static NOBODY: Column = linux("linux-nobody", Who::Nobody);
+pub(crate) static ROOT_INSIDE: Column = linux("linux-dev", Who::RootInside);
+pub(crate) static LANDLOCK: Column = other("landlock-root", Who::Root, "landlock", "process");
+pub(crate) static OCI_CRUN: Column = other("oci-crun", Who::Root, "oci-crun", "container");
+pub(crate) static OCI_RUNC: Column = other("oci-runc", Who::Root, "oci-runc", "container");
 
 /// What the suite needs of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -160,21 +190,22 @@ pub(crate) fn require(features: &[Feature]) {
 }
 
 /// Runs one test on a host of its own turn, and compares the host with before.
-pub(crate) fn check(who: Who, name: &str, test: fn(&Host)) {
-    let column = match who {
-        Who::Root => "linux-root",
-        Who::Nobody => "linux-nobody",
-        Who::RootInside => "linux-dev",
-    };
-    let record = Path::new(env!("CARGO_TARGET_TMPDIR")).join("hostile").join(column).join(name);
+pub(crate) fn check(column: &'static Column, name: &str, test: fn(&Host)) {
+    let records = Path::new(env!("CARGO_TARGET_TMPDIR")).join("hostile").join(column.name);
+    let record = records.join(name);
     let _ = fs::remove_file(&record);
     require(&[Feature::Root, Feature::Compiler, Feature::UserNamespaces, Feature::Seccomp]);
-    let host = Host::prepare(who);
+    let host = Host::prepare(column);
     test(&host);
     host.assert_unchanged();
-    // For `ci/isolation`: whoever got so far was contained.
-    fs::create_dir_all(record.parent().unwrap()).unwrap();
-    fs::write(record, "contained\n").unwrap();
+    // For `ci/isolation`: whoever got so far was contained, or says what of it is not promised.
+    let gaps = host.gaps.borrow();
+    let verdict = match gaps.as_slice() {
+        [] => "contained".to_owned(),
+        gaps => format!("not promised: {}", gaps.join(", ")),
+    };
+    fs::create_dir_all(records).unwrap();
+    fs::write(record, format!("{verdict}\n")).unwrap();
 }
 
 /// Builds the probe once per version of its source and returns where it is.
@@ -196,7 +227,9 @@ fn built_probe() -> PathBuf {
 
 /// The host during one test.
 pub(crate) struct Host {
-    who: Who,
+    column: &'static Column,
+    /// What the backend says that it does not hold, and a test found so.
+    gaps: RefCell<Vec<&'static str>>,
     /// Ours alone, outside of everything that a sandbox is given by default; world-readable.
     dir: tempfile::TempDir,
     before: Remains,
@@ -204,13 +237,14 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    fn prepare(who: Who) -> Self {
+    fn prepare(column: &'static Column) -> Self {
         let turn = File::create("/var/tmp/.warren-hostile.lock").unwrap();
         turn.lock().unwrap();
         rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
         let dir = tempfile::Builder::new().prefix("hostile-").tempdir_in("/var/tmp").unwrap();
         set_mode(dir.path(), 0o755);
-        let mut host = Self { who, dir, before: Remains::default(), _turn: turn };
+        let (gaps, before) = (RefCell::default(), Remains::default());
+        let mut host = Self { column, gaps, dir, before, _turn: turn };
         let binary = std::env::var_os("WARREN_BIN").unwrap_or(env!("CARGO_BIN_EXE_warren").into());
         for (name, from) in [("warren", PathBuf::from(binary)), ("probe", built_probe())] {
             // A link where one can be: what is tested is large, and there are hundreds of tests.
@@ -227,7 +261,81 @@ impl Host {
     }
 
     pub(crate) fn who(&self) -> Who {
-        self.who
+        self.column.who
+    }
+
+    /// Whether the sandboxes have namespaces, and so a root, ids and a view of processes of their own.
+    pub(crate) fn has_namespaces(&self) -> bool {
+        self.column.backend != "landlock"
+    }
+
+    /// Whether a container runtime puts up the walls.
+    pub(crate) fn is_contained(&self) -> bool {
+        self.column.backend.starts_with("oci-")
+    }
+
+    /// A directory of the sandbox's own, in which its commands start.
+    pub(crate) fn workspace(&self) -> &'static str {
+        if self.has_namespaces() { "/workspace" } else { "." }
+    }
+
+    /// Asserts that a text is nowhere in what can be read of any process, but for command lines, which a backend
+    /// without a view of processes of its own does not hide.
+    #[track_caller]
+    pub(crate) fn assert_hidden(&self, found: &Answer) {
+        if self.has_namespaces() {
+            assert_eq!(found.result, "none", "{found:?}");
+            return;
+        }
+        let found = found.words("found");
+        let more: Vec<_> = found.iter().filter(|place| !place.ends_with("/cmdline")).collect();
+        assert!(more.is_empty(), "{more:?}");
+        self.not_promised("hidden processes");
+    }
+
+    /// Whether an attempt is to be made in every way and as often as it takes.
+    pub(crate) fn is_thorough(&self) -> bool {
+        self.column.thorough
+    }
+
+    /// The profiles to try an attempt with.
+    pub(crate) fn profiles(&self) -> &'static [&'static str] {
+        if self.is_thorough() { &["default", "strict", "permissive"] } else { &["default"] }
+    }
+
+    /// Notes that a part of this case is not held here. Not for a test to decide: the backend must say so itself, by
+    /// this layer among what `warren doctor` finds not to hold.
+    #[track_caller]
+    pub(crate) fn not_promised(&self, layer: &'static str) {
+        let says = self.missing_layers().iter().any(|missing| missing == layer);
+        assert!(says, "{} does not say that it lacks `{layer}`", self.column.backend);
+        let mut gaps = self.gaps.borrow_mut();
+        if !gaps.contains(&layer) {
+            gaps.push(layer);
+        }
+    }
+
+    /// The layers that the backend itself says it does not hold, for this caller; asked once for each build.
+    fn missing_layers(&self) -> Vec<String> {
+        let place =
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("doctor-{}", self.column.name));
+        let binary = self.path("warren");
+        let built = fs::metadata(&binary).and_then(|meta| meta.modified()).unwrap();
+        if fs::metadata(&place).and_then(|meta| meta.modified()).is_ok_and(|at| at > built) {
+            return fs::read_to_string(place).unwrap().lines().map(str::to_owned).collect();
+        }
+        let mut command = self.bare().command(&[binary.to_str().unwrap(), "doctor", "--json"]);
+        let output = command.stderr(Stdio::inherit()).output().unwrap();
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let backends = report["backends"].as_array().unwrap();
+        let own = backends.iter().find(|one| one["name"] == self.column.backend).unwrap();
+        let findings = own["findings"].as_array().unwrap().iter();
+        let missing: Vec<_> = findings
+            .filter(|finding| finding["holds"] == false)
+            .map(|finding| finding["layer"].as_str().unwrap().to_owned())
+            .collect();
+        fs::write(place, missing.join("\n")).unwrap();
+        missing
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -241,8 +349,8 @@ impl Host {
 
     /// Makes `path` the calling user's.
     pub(crate) fn give(&self, path: &Path) {
-        if self.who == Who::Nobody {
-            chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+        if self.who() == Who::Nobody {
+            chown(path, Some(NOBODY_ID), Some(NOBODY_ID)).unwrap();
         }
     }
 
@@ -263,12 +371,14 @@ impl Host {
     /// A sandbox of the default profile, started by the caller of this test.
     pub(crate) fn sandbox(&self) -> Place<'_> {
         let probe = self.at("probe");
-        Place { warren: Some(vec!["--ro".into(), probe.into()]), ..self.bare() }
+        let Column { backend, level, .. } = self.column;
+        let flags = ["--backend", backend, "--isolation", level, "--ro", &probe];
+        Place { warren: Some(flags.map(OsString::from).to_vec()), ..self.bare() }
     }
 
     /// The host itself, as the caller of this test: where attempts succeed that need no privilege.
     pub(crate) fn bare(&self) -> Place<'_> {
-        Place { who: self.who, ..self.bare_root() }
+        Place { who: self.who(), ..self.bare_root() }
     }
 
     /// The host itself, as root: where attempts succeed.
@@ -361,6 +471,11 @@ impl Remains {
         seen.files.extend(segments.lines().skip(1).map(|l| {
             format!("sysv {}", l.split_whitespace().take(2).collect::<Vec<_>>().join(" "))
         }));
+        // What is called after a sandbox that a stranger's process is in is that stranger's.
+        let strangers = foreign_sandboxes();
+        for set in [&mut seen.cgroups, &mut seen.files] {
+            set.retain(|entry| sandbox_in(entry).is_none_or(|id| !strangers.contains(id)));
+        }
         seen
     }
 
@@ -405,6 +520,23 @@ fn strangers_in(dir: &Path) -> bool {
             .flatten()
             .flatten()
             .any(|e| e.file_type().is_ok_and(|t| t.is_dir()) && strangers_in(&e.path()))
+}
+
+/// The id of a sandbox in a path, if there is one.
+fn sandbox_in(text: &str) -> Option<&str> {
+    let id = &text[text.find("sbx-")?..];
+    id.get(..40)
+}
+
+/// The sandboxes that processes which are not ours are in, or were made for.
+fn foreign_sandboxes() -> BTreeSet<String> {
+    let ours = descendants();
+    let mut found = BTreeSet::new();
+    for pid in all_pids().into_iter().filter(|pid| !ours.contains(pid)) {
+        let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+        found.extend(groups.lines().filter_map(sandbox_in).map(str::to_owned));
+    }
+    found
 }
 
 fn foreign_warren() -> bool {
@@ -760,7 +892,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    fn parse(line: &str) -> Self {
+    pub(crate) fn parse(line: &str) -> Self {
         let rest = line.split_once(" result=");
         let rest = rest.unwrap_or_else(|| panic!("not a line of the probe: {line}")).1;
         let (result, detail) = rest.split_once(' ').unwrap_or((rest, ""));

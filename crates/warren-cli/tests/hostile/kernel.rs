@@ -44,13 +44,13 @@ fn no_dangerous_call_passes_the_filter(host: &Host) {
         "sys perf_event_open",
         "sys keyctl",
     ]);
-    for profile in ["default", "strict", "permissive"] {
+    for profile in host.profiles() {
         let sandbox = host.sandbox().with(&format!("--profile {profile}"));
         // A profile for debuggers may let these two through; what they reach is a sandbox's own.
         let debugging = ["sys process_vm_writev", "sys kcmp"];
         let own: Vec<_> = cases
             .iter()
-            .filter(|c| profile != "permissive" || !debugging.contains(&c.as_str()))
+            .filter(|c| *profile != "permissive" || !debugging.contains(&c.as_str()))
             .collect();
         sandbox.refuses(&own, &["EPERM", "ENOSYS"]);
         sandbox.allows(&["sys native"]);
@@ -67,7 +67,7 @@ fn no_dangerous_call_passes_the_filter(host: &Host) {
 
 /// The seccomp programs that are in force on a process of a sandbox, read back from the kernel.
 fn installed(host: &Host, client: i32) -> Vec<Vec<Instruction>> {
-    let probe = *inside(client).last().unwrap();
+    let probe = *inside(host, client).last().unwrap();
     let file = host.at("filter");
     let read = host.bare_root().ask(&format!("filters {probe} {file}"));
     assert_eq!(
@@ -95,7 +95,7 @@ fn a_child_can_be_traced_only_where_the_profile_says_so(host: &Host) {
     host.sandbox().with("--profile strict").refuses(&["sys ptrace"], &["EPERM"]);
     host.sandbox().with("--profile default").refuses(&["sys ptrace"], &["EPERM"]);
     // Whatever a profile lets do to a child, init stays out of reach.
-    for profile in ["default", "strict", "permissive"] {
+    for profile in host.profiles() {
         host.sandbox()
             .with(&format!("--profile {profile}"))
             .refuses(&["ptrace 1"], &["EPERM", "ESRCH"]);
@@ -106,10 +106,14 @@ fn a_child_can_be_traced_only_where_the_profile_says_so(host: &Host) {
 fn foreign_call_conventions_are_refused(host: &Host) {
     require(&[Feature::I386]);
     host.bare().allows(&["int80", "sys native"]);
-    for profile in ["default", "strict", "permissive"] {
+    for profile in host.profiles() {
         let sandbox = host.sandbox().with(&format!("--profile {profile}"));
         sandbox.refuses(&["int80", "x32"], &["killed", "ENOSYS", "EPERM"]);
         sandbox.allows(&["sys native"]);
+        if host.is_contained() {
+            // Its first filter is the runtime's, in words of its own; ours, behind it, is the same as everywhere.
+            continue;
+        }
         // A kernel without x32 says the same. What is in force says it before that.
         let running = sandbox.start(&["wait-eof"]);
         let programs = installed(host, running.pid());
@@ -139,13 +143,14 @@ fn only_harmless_socket_families_can_be_made(host: &Host) {
     let made = host.bare_root().ask("families");
     let control = made.words("made");
     assert!(control.contains("17") && control.contains("40"), "control: {control:?}");
-    for profile in ["default", "strict", "permissive"] {
+    for profile in host.profiles() {
         let sandbox = host.sandbox().with(&format!("--profile {profile}"));
         sandbox.refuses(
             &refused,
             &["EPERM", "EACCES", "EAFNOSUPPORT", "EPROTONOSUPPORT", "ESOCKTNOSUPPORT"],
         );
-        sandbox.refuses(&no_type, &["EAFNOSUPPORT"]);
+        let unasked = if host.has_namespaces() { "EAFNOSUPPORT" } else { "EPERM" };
+        sandbox.refuses(&no_type, &[unasked]);
         let answer = sandbox.ask("families");
         let more: Vec<_> = answer
             .words("made")
@@ -168,7 +173,7 @@ fn a_call_newer_than_the_filter_is_refused(host: &Host) {
         "control: this kernel has calls that are newer than most filters"
     );
     let ranges = ["numbers 467 467", "numbers 600 1100", "numbers 1000 1000", "numbers 335 423"];
-    for profile in ["default", "strict", "permissive"] {
+    for profile in host.profiles() {
         let sandbox = host.sandbox().with(&format!("--profile {profile}"));
         sandbox.refuses(&ranges, &["EPERM", "ENOSYS", "killed"]);
     }

@@ -13,24 +13,63 @@
 //! ```
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 
-/// Makes of each `fn name(host: &Host)` two tests, `as_root::name` and `as_user::name`.
+/// Makes of each `fn name(host: &Host)` two tests, `as_root::name` and `as_user::name`, and one for each other
+/// backend.
 macro_rules! hostile {
     ($($name:ident),+ $(,)?) => {
-        mod as_root {
-            $(#[test] fn $name() { crate::host::check(crate::host::Who::Root, stringify!($name), super::$name); })+
-        }
-        mod as_user {
-            $(#[test] fn $name() { crate::host::check(crate::host::Who::Nobody, stringify!($name), super::$name); })+
-        }
+        columns! { as_root, crate::host::ROOT, [$($name),+] }
+        columns! { as_user, crate::host::NOBODY, [$($name),+] }
+        on_each_backend! { [$($name),+] }
     };
 }
 
-/// Makes of some of them a third, `as_root_inside::name`: whoever is root of a sandbox, by the profile
+/// Likewise, of what is about a root and namespaces of its own, where there are some.
+macro_rules! hostile_in_namespaces {
+    ($($name:ident),+ $(,)?) => {
+        columns! { as_root, crate::host::ROOT, [$($name),+] }
+        columns! { as_user, crate::host::NOBODY, [$($name),+] }
+        on_each_container! { [$($name),+] }
+    };
+}
+
+/// Likewise, of what takes long and does not depend on who put up the walls: by `linux` alone. Other columns have such a
+/// case "in part".
+macro_rules! hostile_by_linux {
+    ($($name:ident),+ $(,)?) => {
+        columns! { as_root, crate::host::ROOT, [$($name),+] }
+        columns! { as_user, crate::host::NOBODY, [$($name),+] }
+    };
+}
+
+/// The other backends, a line each: the module of its tests, and who it is (`host.rs`). They try the same, once.
+macro_rules! on_each_backend {
+    ($names:tt) => {
+        columns! { by_landlock, crate::host::LANDLOCK, $names }
+        on_each_container! { $names }
+    };
+}
+
+/// Those of them whose sandboxes have namespaces.
+macro_rules! on_each_container {
+    ($names:tt) => {
+        columns! { by_oci_crun, crate::host::OCI_CRUN, $names }
+        columns! { by_oci_runc, crate::host::OCI_RUNC, $names }
+    };
+}
+
+/// Makes of some of them another, `as_root_inside::name`: whoever is root of a sandbox, by the profile
 /// `dev`, gets no further than anybody else.
 macro_rules! hostile_as_root_inside {
     ($($name:ident),+ $(,)?) => {
-        mod as_root_inside {
-            $(#[test] fn $name() { crate::host::check(crate::host::Who::RootInside, stringify!($name), super::$name); })+
+        columns! { as_root_inside, crate::host::ROOT_INSIDE, [$($name),+] }
+    };
+}
+
+/// The tests of one column of the table in `docs/isolation.md`.
+macro_rules! columns {
+    ($module:ident, $column:expr, [$($name:ident),+]) => {
+        mod $module {
+            $(#[test] fn $name() { crate::host::check(&$column, stringify!($name), super::$name); })+
         }
     };
 }

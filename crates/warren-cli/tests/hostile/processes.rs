@@ -6,7 +6,9 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::host::{Feature, Host, Place, Running, Who, descendants_of, namespaces, require};
+use crate::host::{
+    Answer, Feature, Host, Place, Running, Who, descendants_of, namespaces, require,
+};
 
 hostile! {
     a_host_process_cannot_be_signalled_traced_or_read,
@@ -19,7 +21,11 @@ hostile! {
     priorities_and_limits_cannot_be_raised,
     init_cannot_be_slowed_down_or_limited,
     every_process_of_a_sandbox_is_walled_off_as_seen_from_the_host,
-    a_finished_sandbox_leaves_no_namespace,
+}
+
+mod namespaces_of_its_own {
+    use super::*;
+    hostile_in_namespaces! { a_finished_sandbox_leaves_no_namespace }
 }
 
 hostile_as_root_inside! {
@@ -40,7 +46,8 @@ const DEV: u64 = 0x4fb;
 /// What init keeps to give each command its filter: sys_admin, permitted and not in effect.
 const INSTALL_FILTERS: u64 = 1 << 21;
 
-const NO_SUCH: &[&str] = &["ESRCH", "ENOENT", "EPERM", "ENOSYS"];
+/// Where processes of the host are seen, they are out of reach all the same.
+const NO_SUCH: &[&str] = &["ESRCH", "ENOENT", "EPERM", "ENOSYS", "EACCES"];
 
 /// A process of the host, of the caller's own user, with one of everything.
 fn victim(host: &Host, tag: &str) -> Running {
@@ -62,7 +69,7 @@ fn a_host_process_cannot_be_signalled_traced_or_read(host: &Host) {
         format!("kill {} 9", std::process::id()),
     ];
     host.bare().allows(&tries[..4]);
-    for profile in ["default", "strict", "permissive"] {
+    for profile in host.profiles() {
         host.sandbox().with(&format!("--profile {profile}")).refuses(&tries, NO_SUCH);
     }
     host.bare().allows(&tries[..1]);
@@ -84,15 +91,32 @@ fn shared_memory_queues_and_keys_of_the_host_are_invisible(host: &Host) {
     let made = victim.ready[0].detail.clone();
     assert!(!made.contains("=E"), "control: the victim made them all: {made}");
     host.bare().allows(&tries);
-    for profile in ["default", "strict", "permissive"] {
+    for profile in host.profiles() {
         let refused = ["ENOENT", "EPERM", "EACCES", "ENOSYS", "ENOKEY"];
         host.sandbox().with(&format!("--profile {profile}")).refuses(&tries, &refused);
     }
     drop(victim);
 }
 
+/// Without namespaces: the other's files are at a path of the host, and there is nothing else to share.
+fn another_without_namespaces_is_out_of_reach(host: &Host) {
+    let owner = host.sandbox().start(&["put x10 s3cret", "cwd", "wait-eof"]);
+    let file = format!("{}/x10", owner.ready[1].field("cwd"));
+    host.bare_root().allows(&[format!("read {file}")]);
+    host.sandbox().refuses(&[format!("read {file}"), format!("append {file}")], &["EACCES"]);
+    let shared = ["victim x10 4710", "sysv x10", "shm x10", "abstract x10", "tcp 127.0.0.1 4710"];
+    let refused = ["EPERM", "EACCES", "ENOSYS", "ENOENT"];
+    let made = host.sandbox().ask("victim x10 4710");
+    assert!(["shm", "sysv"].iter().all(|kind| made.field(kind).starts_with('E')), "{made:?}");
+    host.sandbox().refuses(&shared[1..], &refused);
+    drop(owner);
+}
+
 // X10-X13: namespaces, ids of its own
 fn another_sandbox_is_invisible(host: &Host) {
+    if !host.has_namespaces() {
+        return another_without_namespaces_is_out_of_reach(host);
+    }
     // Without a cgroup a sandbox has SysV segments only if its memory is not bounded.
     let sandbox = || host.sandbox().with("--memory none");
     let files = ["/workspace/x10", "/tmp/x10", "/dev/shm/x10", "/home/user/x10"];
@@ -143,18 +167,27 @@ fn setuid_and_file_capabilities_give_nothing(host: &Host) {
         !run(&nobody, &format!("{dir}/caps")).contains("CapEff: 0000000000000000"),
         "control: file caps"
     );
+    // Without a user namespace ids are those of the host; which, is the sandbox's own business.
     let no_gain = |text: String, what: &str| {
-        assert!(text.contains(" uid=1000 euid=1000"), "{what}: {text}");
-        assert!(text.contains(" gid=1000 egid=1000"), "{what}: {text}");
+        let answer = Answer::parse(text.trim());
+        let ids = ["uid", "euid", "gid", "egid"].map(|key| answer.field(key).to_owned());
+        assert!(ids.iter().all(|id| *id == ids[0] && id != "0"), "{what}: {text}");
+        assert!(ids[0] == "1000" || !host.has_namespaces(), "{what}: {text}");
         assert_eq!(text.matches("0000000000000000").count(), 5, "{what}: {text}");
     };
-    for profile in ["default", "strict", "permissive"] {
+    for profile in host.profiles() {
         let sandbox = host.sandbox().with(&format!("--profile {profile} --ro {dir}"));
         for name in ["suid", "sgid", "caps"] {
+            if name == "caps" && !host.has_namespaces() {
+                // A program that can only run with what it cannot get is not run; in a user namespace it is
+                // nobody's, and runs without.
+                let refused = sandbox.run(&[&format!("{dir}/{name}"), "whoami"]);
+                assert!(refused.stderr.contains("not permitted"), "{refused:?}");
+                continue;
+            }
             no_gain(run(&sandbox, &format!("{dir}/{name}")), name);
         }
-        let own =
-            format!("cp {} /tmp/own; chmod 6755 /tmp/own; exec /tmp/own whoami", host.at("probe"));
+        let own = format!("cp {} own; chmod 6755 own; exec ./own whoami", host.at("probe"));
         no_gain(sandbox.run(&["/bin/sh", "-c", &own]).text(), "a setuid copy of one's own");
         sandbox.refuses(&["setuid"], &["EPERM", "EINVAL"]);
     }
@@ -165,7 +198,7 @@ fn no_new_namespace_can_be_made(host: &Host) {
     let kinds = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time"];
     host.bare().allows(&["unshare user", "clone user", "clone3 user"]);
     host.bare_root().allows(&kinds.map(|kind| format!("unshare {kind}")));
-    for profile in ["default", "strict", "permissive"] {
+    for profile in host.profiles() {
         let sandbox = host.sandbox().with(&format!("--profile {profile}"));
         sandbox.refuses(&kinds.map(|kind| format!("unshare {kind}")), &["EPERM"]);
         sandbox.refuses(
@@ -195,7 +228,7 @@ fn nothing_can_be_mounted(host: &Host) {
     ];
     host.bare_mounts().allows(&[&direct[0], &direct[1], others[0], others[3], others[5]]);
     host.bare().allows(&by_userns[..1]);
-    for profile in ["default", "strict", "permissive"] {
+    for profile in host.profiles() {
         let sandbox = host.sandbox().with(&format!("--profile {profile}"));
         sandbox.refuses(&direct, &["EPERM"]);
         sandbox.refuses(&by_userns, &["EPERM"]);
@@ -208,7 +241,10 @@ fn priorities_and_limits_cannot_be_raised(host: &Host) {
     host.bare_root().allows(&["fifo", "nice", "mlock"]);
     // Root on a host that keeps CAP_SYS_RESOURCE back cannot do these two either; what anybody may do
     // shows that the attempt is made rightly.
-    host.sandbox().allows(&["oom-adj 900"]);
+    match host.has_namespaces() {
+        true => host.sandbox().allows(&["oom-adj 900"]),
+        false => host.bare().allows(&["oom-adj 900"]),
+    }
     let sandbox = host.sandbox();
     sandbox.refuses(&["fifo", "nice"], &["EPERM", "EACCES"]);
     sandbox.refuses(&["mlock"], &["EPERM", "ENOMEM", "EAGAIN"]);
@@ -220,11 +256,12 @@ fn priorities_and_limits_cannot_be_raised(host: &Host) {
 
 // R4: init keeps the clock and the limits
 fn init_cannot_be_slowed_down_or_limited(host: &Host) {
-    let sandbox = host.sandbox();
-    let control = sandbox.ask("slow-self");
+    // Without namespaces a process is asked about by 0 alone, whoever it is.
+    let place = if host.has_namespaces() { host.sandbox() } else { host.bare() };
+    let control = place.ask("slow-self");
     let own = ["affinity", "ioprio", "limit", "priority", "scheduler"];
     assert_eq!(control.words("found"), own.into(), "control: one's own process: {control:?}");
-    for profile in ["default", "strict", "permissive"] {
+    for profile in host.profiles() {
         let init = host.sandbox().with(&format!("--profile {profile}")).ask("slow-pid 1");
         assert_eq!(init.result, "none", "{profile}: {init:?}");
     }
@@ -238,10 +275,15 @@ fn status(pid: i32, keys: &[&str]) -> Vec<(String, String)> {
     wanted.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
 
-/// The processes of the sandbox: those below the client that live in another pid namespace.
-pub(crate) fn inside(client: i32) -> Vec<i32> {
+/// The processes of the sandbox: those below the client that live in another pid namespace, or, where there is none,
+/// under a filter.
+pub(crate) fn inside(host: &Host, client: i32) -> Vec<i32> {
     let ours = fs::read_link("/proc/self/ns/pid").unwrap();
     let below = descendants_of(client).into_iter();
+    if !host.has_namespaces() {
+        let filtered = |pid: &i32| status(*pid, &["Seccomp"]).iter().any(|(_, mode)| mode == "2");
+        return below.filter(filtered).collect();
+    }
     below
         .filter(|pid| fs::read_link(format!("/proc/{pid}/ns/pid")).is_ok_and(|ns| ns != ours))
         .collect()
@@ -258,14 +300,20 @@ fn every_process_of_a_sandbox_is_walled_off_as_seen_from_the_host(host: &Host) {
     let running = [host.sandbox().start(&["wait-eof"]), host.sandbox().start(&["wait-eof"])];
     let mut uids = vec![];
     let mut wrong = vec![];
+    if !host.has_namespaces() {
+        host.not_promised("hidden processes");
+    }
     for sandbox in &running {
-        let pids = inside(sandbox.pid());
+        let pids = inside(host, sandbox.pid());
         assert!(pids.len() >= 2, "init and the probe: {pids:?}");
         let mut seen = BTreeSet::new();
         for &pid in &pids {
             for (kind, link) in namespaces(pid) {
                 // The time namespace is not one that a sandbox needs.
-                if !kind.starts_with("time") && own.contains(&(kind.clone(), link.clone())) {
+                if host.has_namespaces()
+                    && !kind.starts_with("time")
+                    && own.contains(&(kind.clone(), link.clone()))
+                {
                     wrong.push(format!("{pid} shares {link} with the host ({kind})"));
                 }
             }
@@ -314,7 +362,7 @@ fn every_process_of_a_sandbox_is_walled_off_as_seen_from_the_host(host: &Host) {
 fn a_finished_sandbox_leaves_no_namespace(host: &Host) {
     let running = host.sandbox().start(&["wait-eof"]);
     let own = namespaces(i32::try_from(std::process::id()).unwrap());
-    let its: BTreeSet<String> = inside(running.pid())
+    let its: BTreeSet<String> = inside(host, running.pid())
         .into_iter()
         .flat_map(namespaces)
         .filter(|ns| !own.contains(ns))
