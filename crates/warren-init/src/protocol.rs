@@ -16,6 +16,13 @@ use crate::log::Overflow;
 pub mod denied;
 pub mod files;
 
+/// The version of what is said here, and of the [logs](crate::log) that init writes.
+///
+/// An init outlives the daemon that made it, and the next daemon may be of another build. What changes a message that is
+/// exchanged after [`Report::Ready`], or a log, raises this; what it was is kept in the test below. [`Request::Hello`] and
+/// [`Request::End`] stay as they are for ever, so that every version can end what any other made.
+pub const VERSION: u32 = 1;
+
 /// The longest message that travels in the packet itself.
 const MAX_INLINE: usize = 64 * 1024;
 /// The longest message of all: the kernel takes no more arguments than fit in 2 MiB.
@@ -557,6 +564,90 @@ mod tests {
         let (a, _b) = socket::pair().unwrap();
         let error = send(&a, &command(MAX_LARGE.try_into().unwrap()), &[]).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::TOOBIG.raw_os_error()));
+    }
+
+    fn hex(message: &impl Serialize) -> String {
+        let bytes = postcard::to_allocvec(message).unwrap();
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// What is said, as bytes.
+    const VERSION_1: &str = "hello: 05\n\
+         end: 06\n\
+         exec: 000004747275650101780103413dff012f010175022f77010001010101185001e807000101000103000100\n\
+         follow: 010165\n\
+         suspend: 02\n\
+         resume: 03\n\
+         probe: 04000000000000000000\n\
+         connect: 070150\n\
+         files: 0800022f78\n\
+         scratch: 09\n\
+         files as: 0a017500022f78\n\
+         measure: 05\n\
+         input: 04ac02010701\n\
+         started: 0004\n\
+         refused: 010604\n\
+         ended: 040112010301010203040506\n\
+         taken: 05050100\n\
+         used: 0601000000000002\n\
+         done: 02\n\
+         standing: 010200";
+
+    /// A change here is a change for every init that runs while its daemon is replaced: [`VERSION`].
+    #[test]
+    fn c15_what_is_said_to_an_init_of_version_1_stays_as_it_was() {
+        assert_eq!(VERSION, 1, "a new version has a list of its own");
+        let (read, change) = (Input::Stdin { first: vec![1], more: true }, ExecControl::Measure);
+        let logged = Streams::Logged {
+            input: read,
+            terminal: Some((24, 80)),
+            limit: Some(1000),
+            overflow: Overflow::End,
+        };
+        let user = ExecUser { name: b"u".to_vec(), workdir: b"/w".to_vec() };
+        let exec = Exec { streams: logged, user: Some(user), ..command(1) };
+        let stat = || files::FileRequest::Stat { path: b"/x".to_vec() };
+        let as_user = Request::FilesAs { user: b"u".to_vec(), request: stat() };
+        let input = ExecControl::Input { offset: 300, bytes: vec![7], end: true };
+        let ended = Ended {
+            status: Status::Signalled(9),
+            stopped_by: Some(StoppedBy::Output),
+            scratch_full: true,
+            cpu_us: 1,
+            wall_us: 2,
+            peak_bytes: 3,
+            read_bytes: 4,
+            written_bytes: 5,
+            tasks_started: 6,
+        };
+        let used = Used { cpu_us: 1, stood_still_us: 2, ..Used::default() };
+        let standing = Standing { suspended: true, running: 2, left: false };
+        let taken = ExecEvent::Input { taken: 5, open: true, full: false };
+        let refused = ExecEvent::Refused { stage: Stage::Follow, errno: 2 };
+        let said = [
+            ("hello", hex(&Request::Hello)),
+            ("end", hex(&Request::End)),
+            ("exec", hex(&Request::Exec(exec))),
+            ("follow", hex(&Request::Follow("e".into()))),
+            ("suspend", hex(&Request::Suspend)),
+            ("resume", hex(&Request::Resume)),
+            ("probe", hex(&Request::Probe(Probe::default()))),
+            ("connect", hex(&Request::Connect { to: Loopback::V6, port: 80 })),
+            ("files", hex(&Request::Files(stat()))),
+            ("scratch", hex(&Request::Scratch)),
+            ("files as", hex(&as_user)),
+            ("measure", hex(&change)),
+            ("input", hex(&input)),
+            ("started", hex(&ExecEvent::Started { pid: 2 })),
+            ("refused", hex(&refused)),
+            ("ended", hex(&ExecEvent::Ended(ended))),
+            ("taken", hex(&taken)),
+            ("used", hex(&ExecEvent::Used(used))),
+            ("done", hex(&Done(1))),
+            ("standing", hex(&standing)),
+        ];
+        let said = said.map(|(what, bytes)| format!("{what}: {bytes}"));
+        assert_eq!(said.join("\n"), VERSION_1);
     }
 
     #[test]

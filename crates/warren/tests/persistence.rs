@@ -2,12 +2,16 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test may panic as the test may")]
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use warren::backend::LinuxBackend;
+use warren::store::memory::MemoryStore;
+use warren::store::{Change, Store as _};
 use warren::{
-    Base, Command, CreateOptions, ExecContext, ExecOptions, IsolationBackend, LogOverflow,
-    ResourceLimits, Sandbox, SandboxId, SandboxSpec,
+    Base, Command, CreateOptions, DefaultSandboxManager, ExecContext, ExecOptions,
+    IsolationBackend, LogOverflow, PoolConfig, ResourceLimits, Sandbox, SandboxId,
+    SandboxManager as _, SandboxManagerConfig, SandboxSelectionOptions, SandboxSpec,
 };
 
 fn persistent(id: &SandboxId) -> CreateOptions {
@@ -149,6 +153,106 @@ async fn what_is_gone_or_a_stranger_is_not_adopted_and_nothing_of_it_is_left() {
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert!(!std::path::Path::new(&format!("/proc/{pid}/root")).exists(), "{case}");
     }
+}
+
+/// An anchor as a daemon of another version would have left it.
+fn of_version(anchor: &str, version: Option<u32>) -> String {
+    let mut changed: serde_json::Value = serde_json::from_str(anchor).unwrap();
+    match version {
+        Some(version) => changed["protocol"] = version.into(),
+        None => drop(changed.as_object_mut().unwrap().remove("protocol")),
+    }
+    // Whatever else such a version wrote, this one does not have to understand it.
+    changed["of_tomorrow"] = "unknown".into();
+    if version.is_some_and(|version| version != 1) {
+        changed.as_object_mut().unwrap().remove("groups");
+    }
+    changed.to_string()
+}
+
+#[tokio::test]
+async fn c15_an_init_of_another_version_is_left_alone_until_its_own_daemon_is_back() {
+    let place = Place::new();
+    let made = place.backend().create(&place.spec, &persistent(&place.id)).await.unwrap();
+    sh(&made, "sleep 1000 > /dev/null 2>&1 & echo $! > /workspace/pid").await;
+    let (anchor, pid) = (made.anchor().unwrap(), made.pid());
+    drop(made);
+    let lives = || std::path::Path::new(&format!("/proc/{pid}/root")).exists();
+    for version in [0, 2] {
+        let backend = place.backend();
+        let other = of_version(&anchor, Some(version));
+        let error = backend.adopt(&place.id, &place.spec, &other).await.unwrap_err();
+        assert_eq!(error.code(), "unsupported", "{version}: {error}");
+        assert!(error.to_string().contains(&format!("of version {version}")), "{error}");
+        assert!(lives() && place.left(&backend).await, "{version}: it runs on");
+    }
+    // An older one of the same version wrote less, and a newer one of it more.
+    for version in [None, Some(1)] {
+        let backend = place.backend();
+        let anchor = of_version(&anchor, version);
+        let adopted = backend.adopt(&place.id, &place.spec, &anchor).await.unwrap().unwrap();
+        let seen = sh(&*adopted, "kill -0 $(cat /workspace/pid) && echo still").await;
+        assert_eq!(seen, "still", "{version:?}: what it ran goes on");
+    }
+    // What is gone is no version's.
+    let backend = place.backend();
+    let init = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(init, rustix::process::Signal::KILL).unwrap();
+    let began = std::time::Instant::now();
+    while lives() {
+        assert!(began.elapsed() < Duration::from_secs(5), "control: it was killed");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let other = of_version(&anchor, Some(2));
+    assert!(backend.adopt(&place.id, &place.spec, &other).await.unwrap().is_none());
+    assert!(!place.left(&backend).await);
+}
+
+#[tokio::test]
+async fn c15_sessions_live_through_a_daemon_of_another_version_and_back() {
+    let place = Place::new();
+    let store = MemoryStore::default();
+    let open = async || {
+        let backends: Vec<Arc<dyn IsolationBackend>> = vec![Arc::new(place.backend())];
+        let pool = PoolConfig { enabled: false, ..PoolConfig::default() };
+        let config = SandboxManagerConfig { pool, ..SandboxManagerConfig::default() };
+        DefaultSandboxManager::open(backends, config, Arc::new(store.clone())).await.unwrap()
+    };
+    let rewrite = async |id: &SandboxId, version: u32| {
+        let all = store.load().await.unwrap().sandboxes;
+        let mut record = all.into_iter().find(|record| record.id == *id).expect("it is recorded");
+        let mut anchor: serde_json::Value =
+            serde_json::from_str(record.anchor.as_ref().unwrap()).unwrap();
+        anchor["protocol"] = version.into();
+        record.anchor = Some(anchor.to_string());
+        store.apply(vec![Change::PutSandbox(record)]).await.unwrap();
+    };
+    let manager = open().await;
+    let options = SandboxSelectionOptions::default();
+    let (session, sandbox) = manager.acquire(&place.spec, &options, "a").await.unwrap();
+    let (other, beside) = manager.acquire(&place.spec, &options, "a").await.unwrap();
+    sh(&*sandbox, "echo kept > /workspace/file").await;
+    let id = session.sandbox_id.clone();
+    drop((sandbox, beside, manager));
+    rewrite(&id, 2).await;
+
+    let manager = open().await;
+    let gone = manager.get_session(&session.session_id).await.unwrap();
+    assert!(gone.is_none(), "nobody is let into what is not understood: {gone:?}");
+    let beside = manager.get_sandbox(&other.sandbox_id).await.unwrap().expect("the others serve");
+    assert_eq!(sh(&*beside, "echo here").await, "here");
+    drop((beside, manager));
+    rewrite(&id, 1).await;
+
+    let manager = open().await;
+    let found = manager.get_sandbox(&id).await.unwrap().expect("it is back");
+    assert_eq!(sh(&*found, "cat /workspace/file").await, "kept");
+    let session =
+        manager.get_session(&session.session_id).await.unwrap().expect("with its session");
+    for session in [session, other] {
+        manager.terminate(&session).await.unwrap();
+    }
+    assert!(place.backend().remains().await.unwrap().is_empty());
 }
 
 #[tokio::test]

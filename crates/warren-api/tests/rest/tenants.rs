@@ -373,3 +373,47 @@ async fn a_web_page_cannot_use_a_browser_to_reach_us() {
     let sent = daemon.send(ALICE, "POST", "/v1/sandboxes", b"{ }".to_vec(), &form).await;
     assert_eq!((sent.status, sent.code().as_str()), (415, "media_type"));
 }
+
+#[tokio::test]
+async fn b18_the_id_of_a_session_lets_nobody_in_and_is_dead_once_it_ended() {
+    let daemon = Daemon::new().await;
+    let host = ("host", "127.0.0.1:8080");
+    let own = daemon.key("alice", Quotas::default());
+    let other = daemon.key("mallory", Quotas::default());
+    let with =
+        |key: &str| [("host".to_owned(), host.1.to_owned()), ("x-api-key".into(), key.into())];
+    let ask = async |key: Option<&str>, method: &str, path: &str| {
+        let headers = key
+            .map_or_else(|| vec![(host.0.to_owned(), host.1.to_owned())], |key| with(key).to_vec());
+        let headers: Vec<_> =
+            headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        daemon.call_with(tcp(), method, path, Value::Null, &headers).await
+    };
+    let made = ask(Some(&own), "POST", "/v1/sandboxes").await.expect(201);
+    let session = made["session"]["id"].as_str().unwrap().to_owned();
+    let verb = |verb: &str| format!("/v1/sessions/{session}/{verb}");
+    ask(Some(&own), "POST", &verb("detach")).await.expect(200);
+    // Whoever overheard the id, or guesses, is told what it would be told of any other.
+    for (key, status) in [(None, 401), (Some("wrn_x"), 401), (Some(other.as_str()), 404)] {
+        let overheard = ask(key, "POST", &verb("attach")).await;
+        let guessed = ask(key, "POST", &format!("/v1/sessions/{}/attach", UNKNOWN.1)).await;
+        assert_eq!(overheard.status, status, "{key:?}");
+        let told =
+            String::from_utf8(overheard.bytes.to_vec()).unwrap().replace(&session, UNKNOWN.1);
+        assert_eq!(told.as_bytes(), &guessed.bytes[..], "{key:?}");
+    }
+    ask(Some(&own), "POST", &verb("attach")).await.expect(200);
+    ask(Some(&own), "DELETE", &format!("/v1/sessions/{session}")).await.expect(204);
+    for stale in ["attach", "resume", "detach"] {
+        let refused = ask(Some(&own), "POST", &verb(stale)).await;
+        assert!(matches!(refused.status, 404 | 409 | 410), "{stale}: {refused:?}");
+    }
+    // Nor does it lead to what its owner made next, and a key that was taken back leads nowhere.
+    let next = ask(Some(&own), "POST", "/v1/sandboxes").await.expect(201);
+    assert_ne!(next["session"]["id"], session);
+    let id =
+        daemon.keys().list().unwrap().into_iter().find(|key| key.tenant == "alice").unwrap().id;
+    daemon.keys().revoke(&id).unwrap();
+    let path = format!("/v1/sessions/{}/attach", next["session"]["id"].as_str().unwrap());
+    assert_eq!(ask(Some(&own), "POST", &path).await.status, 401);
+}

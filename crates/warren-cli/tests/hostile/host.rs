@@ -274,6 +274,11 @@ impl Host {
         self.column.backend.starts_with("oci-")
     }
 
+    /// Whether the kernel that commands see is not the host's.
+    pub(crate) fn has_own_kernel(&self) -> bool {
+        self.column.backend == "oci-runsc"
+    }
+
     /// A directory of the sandbox's own, in which its commands start.
     pub(crate) fn workspace(&self) -> &'static str {
         if self.has_namespaces() { "/workspace" } else { "." }

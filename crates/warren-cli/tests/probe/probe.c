@@ -923,28 +923,37 @@ static void c_bomb(char **a) {
     signal(SIGCHLD, SIG_IGN);
     for (;;) fork();
 }
+// Who is bounded by the kernel, and by nobody who has to look, need not be waited for: the last argument `hurry`.
+static int hurry = 1;
+static void in_hurry(char **a, int i) {
+    if (a[i] && !strcmp(a[i], "hurry")) hurry = 20;
+}
+static void linger(long ms) {
+    nap(ms / hurry);
+}
 // By steps of 4 MiB, and slowly enough that whoever watches can act.
 static int touch(size_t bytes, int sharing) {
-    for (size_t done = 0; done < bytes; done += 4 << 20, nap(5)) {
+    for (size_t done = 0; done < bytes; done += 4 << 20, linger(5)) {
         char *at = mmap(NULL, 4 << 20, PROT_READ | PROT_WRITE, sharing | MAP_ANONYMOUS, -1, 0);
         if (at == MAP_FAILED) return -1;
         for (int i = 0; i < 4 << 20; i += 4096) at[i] = 1;
     }
     return 0;
 }
-// eat MIB PROCS: touches MIB of memory, shared out among PROCS processes that hold it for a second.
+// eat MIB PROCS [hurry]: touches MIB of memory, shared out among PROCS processes that hold it for a second.
 static void c_eat(char **a) {
     long mib = number(arg(a, 1)), procs = number(arg(a, 2)), killed = 0;
+    in_hurry(a, 3);
     if (procs == 1) {
         int r = touch(mib << 20, MAP_PRIVATE);
         answer(r);
-        nap(1000);
+        linger(1000);
         return;
     }
     for (int i = 0; i < procs; i++)
         if (fork() == 0) {
             touch((mib << 20) / procs, MAP_PRIVATE);
-            nap(1500);
+            linger(1500);
             _exit(0);
         }
     for (int i = 0, status; i < procs; i++)
@@ -952,25 +961,26 @@ static void c_eat(char **a) {
     say(killed ? "killed" : "OK", "killed=%ld", killed);
     if (killed) _exit(9);
 }
-// eat-hidden KIND MIB: memory that is no process's own: shared, or in a memfd or SysV segment that none maps.
+// eat-hidden KIND MIB [hurry]: memory that is no process's own: shared, or in a memfd or SysV segment that none maps.
 static void c_eat_hidden(char **a) {
     static char block[1 << 20];
     memset(block, 1, sizeof block);
     long mib = number(arg(a, 2)), done = 0;
+    in_hurry(a, 3);
     int fd = -1;
     if (!strcmp(arg(a, 1), "memfd")) {
         fd = memfd_create("hidden", 0);
         if (fd < 0) return say(verdict(-1), "mib=0");
         for (; done < mib; done++) {
             if (write(fd, block, sizeof block) != sizeof block) return say(verdict(-1), "mib=%ld", done);
-            nap(5);
+            linger(5);
         }
     } else if (!strcmp(a[1], "shared")) {
         if (touch(mib << 20, MAP_SHARED) < 0) return say(verdict(-1), "");
         done = mib;
     } else if (!strcmp(a[1], "dropped")) {
         // The pages stay in the segment; that nobody has them mapped is all that the process sees to.
-        for (; done < mib; done += 4, nap(5)) {
+        for (; done < mib; done += 4, linger(5)) {
             char *at = mmap(NULL, 4 << 20, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
             if (at == MAP_FAILED) return say(verdict(-1), "mib=%ld", done);
             for (int i = 0; i < 4 << 20; i += 4096) at[i] = 1;
@@ -984,12 +994,12 @@ static void c_eat_hidden(char **a) {
             if (at == (void *)-1) return say(verdict(-1), "mib=%ld", done);
             for (long i = 0; i < 8 << 20; i += 4096) at[i] = 1;
             shmdt(at);
-            nap(40);
+            linger(40);
         }
-        nap(1000);
+        linger(1000);
         while (count) shmctl(ids[--count], IPC_RMID, NULL);
     }
-    nap(1000);
+    linger(1000);
     say("OK", "mib=%ld", done);
 }
 // fill MIB DIR...: writes to all directories in turn until each refuses or MIB are written in all.

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use chrono::{DateTime, Utc};
 use rustix::process::{Pid, PidfdFlags};
 use serde::{Deserialize, Serialize};
+use warren_init::protocol;
 use warren_sys::socket;
 
 use crate::{Base, Result, SandboxError, SandboxId};
@@ -41,9 +42,52 @@ pub(crate) struct Anchor {
     pub(crate) tried: u32,
     #[serde(default = "Utc::now")]
     pub(crate) made_at: DateTime<Utc>,
+    /// The version of what its init is told: [`protocol::VERSION`] of the daemon that made it.
+    #[serde(default = "first_version")]
+    pub(crate) protocol: u32,
+}
+
+/// The version of those that say none.
+fn first_version() -> u32 {
+    1
+}
+
+/// What an anchor turned out to be.
+#[derive(Debug)]
+pub(crate) enum Reading {
+    /// One of ours.
+    Ours(Box<Anchor>),
+    /// That of a sandbox which runs and whose init is told things in the way of this version.
+    OtherVersion(u32),
+    /// Nothing to go by: damaged, or of another version and no longer running.
+    Nothing,
+}
+
+/// What every version says: who is meant.
+#[derive(Deserialize)]
+struct Meant {
+    boot_id: String,
+    pid: i32,
+    start_time: u64,
+    #[serde(default = "first_version")]
+    protocol: u32,
 }
 
 impl Anchor {
+    /// Understands what the store kept.
+    pub(crate) fn read(text: &str) -> Reading {
+        let Ok(meant) = serde_json::from_str::<Meant>(text) else { return Reading::Nothing };
+        if meant.protocol != protocol::VERSION {
+            let same_boot = boot_id().is_ok_and(|boot| boot == meant.boot_id);
+            return match same_boot && start_time(meant.pid) == Some(meant.start_time) {
+                true => Reading::OtherVersion(meant.protocol),
+                false => Reading::Nothing,
+            };
+        }
+        serde_json::from_str(text)
+            .map_or(Reading::Nothing, |anchor| Reading::Ours(Box::new(anchor)))
+    }
+
     /// Returns a descriptor of the process that is meant, if it still runs.
     pub(crate) fn find(&self, id: &SandboxId) -> Option<OwnedFd> {
         if boot_id().ok()? != self.boot_id {

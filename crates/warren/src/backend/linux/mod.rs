@@ -45,7 +45,7 @@ use futures_util::future::Either;
 use warren_init::plan::{Lifetime, Plan, Walls};
 
 use self::ahead::{Ahead, Like};
-use self::anchor::{Anchor, Home};
+use self::anchor::{Anchor, Home, Reading};
 use self::groups::Groups;
 use self::host::{Host, Privilege};
 use self::launcher::Launcher;
@@ -169,6 +169,18 @@ impl Registry {
 }
 
 impl LinuxBackend {
+    /// Says why a sandbox is left as it is: to talk to its init in another way than it knows could mean anything.
+    fn of_another_version(&self, version: u32) -> SandboxError {
+        let own = warren_init::protocol::VERSION;
+        SandboxError::Unsupported {
+            feature: format!(
+                "sandboxes whose init is of version {version}, as it is of {own} itself"
+            ),
+            backend: self.inner.kind.name().to_owned(),
+            hint: "it runs on; start the warren that made it to use or end it".to_owned(),
+        }
+    }
+
     /// Looks at the host and starts the launcher.
     ///
     /// Whether sandboxes can be made here is found out by [`probe`](IsolationBackend::probe), or by
@@ -601,10 +613,13 @@ impl IsolationBackend for LinuxBackend {
     ) -> Result<Option<Box<dyn Sandbox>>> {
         let Some(runtime) = &self.inner.runtime else { return Ok(None) };
         let (profile, seccomp) = profiles(spec)?;
-        // One that cannot be understood is of another version, or damaged: nothing to go by.
-        let Ok(anchor) = serde_json::from_str::<Anchor>(anchor) else {
-            self.reclaim(id).await?;
-            return Ok(None);
+        let anchor = match Anchor::read(anchor) {
+            Reading::Ours(anchor) => *anchor,
+            Reading::OtherVersion(version) => return Err(self.of_another_version(version)),
+            Reading::Nothing => {
+                self.reclaim(id).await?;
+                return Ok(None);
+            }
         };
         let container = self.inner.launcher.container(id, Some(runtime));
         let found = sandbox::adopt(id, Home::of(runtime, id), container, &anchor).await?;

@@ -1276,6 +1276,7 @@ impl Sandbox for LinuxSandbox {
             stands_on: instance.base_layers.clone(),
             tried: instance.proof.tried,
             made_at: instance.made_at,
+            protocol: warren_init::protocol::VERSION,
         };
         serde_json::to_string(&anchor).ok()
     }
