@@ -62,6 +62,7 @@ pub(crate) static ROOT_INSIDE: Column = linux("linux-dev", Who::RootInside);
 pub(crate) static LANDLOCK: Column = other("landlock-root", Who::Root, "landlock", "process");
 pub(crate) static OCI_CRUN: Column = other("oci-crun", Who::Root, "oci-crun", "container");
 pub(crate) static OCI_RUNC: Column = other("oci-runc", Who::Root, "oci-runc", "container");
+pub(crate) static OCI_RUNSC: Column = other("oci-runsc", Who::Root, "oci-runsc", "kernel");
 
 /// What the suite needs of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -32,6 +32,16 @@ macro_rules! hostile_in_namespaces {
     };
 }
 
+/// Likewise, of what init does, whichever runtime it was that made the walls: by one of them.
+macro_rules! hostile_by_init {
+    ($($name:ident),+ $(,)?) => {
+        columns! { as_root, crate::host::ROOT, [$($name),+] }
+        columns! { as_user, crate::host::NOBODY, [$($name),+] }
+        columns! { by_landlock, crate::host::LANDLOCK, [$($name),+] }
+        columns! { by_oci_crun, crate::host::OCI_CRUN, [$($name),+] }
+    };
+}
+
 /// Likewise, of what takes long and does not depend on who put up the walls: by `linux` alone. Other columns have such a
 /// case "in part".
 macro_rules! hostile_by_linux {
@@ -54,6 +64,13 @@ macro_rules! on_each_container {
     ($names:tt) => {
         columns! { by_oci_crun, crate::host::OCI_CRUN, $names }
         columns! { by_oci_runc, crate::host::OCI_RUNC, $names }
+    };
+}
+
+/// Makes of some of them another, `by_oci_runsc::name`: on a kernel of its own, where one takes a third of a second to start.
+macro_rules! hostile_by_gvisor {
+    ($($name:ident),+ $(,)?) => {
+        columns! { by_oci_runsc, crate::host::OCI_RUNSC, [$($name),+] }
     };
 }
 
