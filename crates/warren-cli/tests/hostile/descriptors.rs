@@ -17,13 +17,10 @@ hostile! {
     no_descriptor_of_the_host_is_passed_in,
 }
 
-// What of this is another kernel's own business, or needs what that lacks, is not in this list: docs/design/oci.md.
+// One or two sandboxes each, which take their time to start there: docs/design/oci.md.
 hostile_by_gvisor! {
     descriptors_of_the_caller_are_closed_inside,
-    a_directory_on_standard_input_opens_no_host_file,
-    standard_output_does_not_reopen_the_hosts_file,
-    a_command_starts_in_a_directory_of_the_sandbox,
-    a_hostile_working_directory_is_refused_or_resolved_inside,
+    no_visible_process_has_a_descriptor_that_reaches_the_host,
     the_callers_environment_stays_outside,
 }
 
@@ -86,6 +83,14 @@ fn standard_output_does_not_reopen_the_hosts_file(host: &Host) {
 fn no_visible_process_has_a_descriptor_that_reaches_the_host(host: &Host) {
     assert_eq!(host.bare_root().ask("foreign-fds").result, "OK", "control: the host's do");
     let answer = host.sandbox().ask("foreign-fds");
+    if host.has_own_kernel() {
+        // It shows those of init, which lead to files and groups of that kernel: SECURITY.md.
+        let own =
+            |path: &&str| *path == "/" || path.starts_with("/proc/") || path.starts_with("/all");
+        let more: Vec<_> = answer.words("found").into_iter().filter(|path| !own(path)).collect();
+        assert!(more.is_empty(), "{more:?}");
+        return;
+    }
     assert_eq!(answer.result, "none", "{answer:?}");
 }
 
