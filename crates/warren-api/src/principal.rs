@@ -179,7 +179,12 @@ pub(crate) async fn refuse_browsers(
 /// which address it is, and which port, depends on what forwards it to us.
 fn is_our_host(host: &str, to: SocketAddr, allowed: &[String]) -> bool {
     let name = match host.rsplit_once(':') {
-        Some((name, port)) if port.parse::<u16>().is_ok() => name,
+        // Digits alone: a number may have a sign, and a port has none.
+        Some((name, port))
+            if port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok() =>
+        {
+            name
+        }
         _ => host,
     };
     let bare = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
@@ -274,6 +279,7 @@ mod tests {
             ("[127.0.0.1]", false),
             ("127.0.0.1:", false),
             ("127.0.0.1:99999", false),
+            ("127.0.0.1:+80", false),
             ("127.0.0.1.evil.example", false),
             ("0x7f000001", false),
             ("127.1", false),

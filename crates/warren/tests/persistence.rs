@@ -48,12 +48,16 @@ impl Place {
 /// A test that fails half-way must not leave behind what is made to stay.
 impl Drop for Place {
     fn drop(&mut self) {
-        let (backend, id) = (self.backend(), self.id.clone());
+        let backend = self.backend();
         let reclaim = move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.unwrap().block_on(backend.reclaim(&id))
+            runtime.unwrap().block_on(async {
+                for id in backend.remains().await.unwrap() {
+                    backend.reclaim(&id).await.unwrap();
+                }
+            });
         };
-        std::thread::spawn(reclaim).join().unwrap().unwrap();
+        std::thread::spawn(reclaim).join().unwrap();
     }
 }
 

@@ -221,10 +221,11 @@ fn one_who_stops_all_that_it_can_ends_its_own_sandbox() {
     };
     let seen = run("kill -0 -1 && echo reached");
     assert_eq!((seen.code, seen.stdout.as_str()), (Some(0), "reached\n"), "control: {seen:?}");
+    // Time to be read: what is in the pipe of one whose init is gone is nobody's to hand on.
     for script in [
-        "pwd; kill -STOP -1; sleep 60",
-        "pwd; kill -STOP $PPID; sleep 60",
-        "pwd; kill -KILL -1; sleep 60",
+        "pwd; sleep 0.2; kill -STOP -1; sleep 60",
+        "pwd; sleep 0.2; kill -STOP $PPID; sleep 60",
+        "pwd; sleep 0.2; kill -KILL -1; sleep 60",
     ] {
         let began = Instant::now();
         let seen = run(script);
