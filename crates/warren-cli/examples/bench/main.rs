@@ -108,6 +108,10 @@ fn filter(directory: &Path) -> Result<()> {
 }
 
 /// Runs every contender once in each round, so that whatever else the machine does falls on all alike.
+/// How long nothing happens before each contender: what one leaves to be cleared up by the kernel, or to be made
+/// anew by a daemon, is not for the next to pay.
+const REST: Duration = Duration::from_millis(40);
+
 fn rounds(count: usize, plan: &Plan) -> Answer {
     let mut answer = Answer::default();
     let mut contenders: Vec<(String, Contender)> = Vec::new();
@@ -124,6 +128,7 @@ fn rounds(count: usize, plan: &Plan) -> Answer {
             contenders.rotate_left(1);
         }
         contenders.retain_mut(|(name, contender)| {
+            std::thread::sleep(REST);
             let mut series = Series::default();
             if let Err(error) = contender(&mut series) {
                 answer.series.retain(|key, _| !key.starts_with(&*name));

@@ -7,6 +7,7 @@
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -21,13 +22,16 @@ use super::sandbox::{self, Instance, Wanted};
 use super::{LinuxBackend, profiles};
 use crate::{Base, CreateOptions, Result, SandboxId, SandboxSpec};
 
-/// How long after a sandbox was made the next is begun: what was made is used first.
-const PAUSE: Duration = Duration::from_millis(5);
+/// How long nothing may have been made before the next is begun. What was made is used first, and who makes one
+/// after the other does not have the next made beside them.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Where the next sandbox is.
 #[derive(Debug, Default)]
 pub(super) struct Ahead {
     slot: Mutex<Slot>,
+    /// How many sandboxes were made.
+    made: AtomicU64,
     tasks: TaskTracker,
 }
 
@@ -190,12 +194,18 @@ impl LinuxBackend {
         options.persistent == self.inner.runtime.is_some() && is_plain(spec, &options.base)
     }
 
-    /// Begins the next, once what was made has had its time.
+    /// Takes note that one was made, and has the next begun when there is time.
     pub(super) fn begin_next(&self, like: Like) {
+        self.inner.ahead.made.fetch_add(1, Ordering::Relaxed);
         let Some((id, before)) = self.inner.ahead.reserve(&like) else { return };
         let inner = Arc::downgrade(&self.inner);
         self.inner.ahead.tasks.spawn(async move {
-            tokio::time::sleep(PAUSE).await;
+            let made = || Some(inner.upgrade()?.ahead.made.load(Ordering::Relaxed));
+            let mut before = None;
+            while made() != before {
+                before = made();
+                tokio::time::sleep(PAUSE).await;
+            }
             let Some(inner) = inner.upgrade() else { return };
             let backend = Self { inner };
             drop(before);
