@@ -197,7 +197,7 @@ impl LinuxBackend {
     /// Takes note that one was made, and has the next begun when there is time.
     pub(super) fn begin_next(&self, like: Like) {
         self.inner.ahead.made.fetch_add(1, Ordering::Relaxed);
-        let Some((id, before)) = self.inner.ahead.reserve(&like) else { return };
+        let Some((id, old)) = self.inner.ahead.reserve(&like) else { return };
         let inner = Arc::downgrade(&self.inner);
         self.inner.ahead.tasks.spawn(async move {
             let made = || Some(inner.upgrade()?.ahead.made.load(Ordering::Relaxed));
@@ -208,7 +208,7 @@ impl LinuxBackend {
             }
             let Some(inner) = inner.upgrade() else { return };
             let backend = Self { inner };
-            drop(before);
+            drop(old);
             // Whoever asks next makes it all then, and hears why if that cannot be.
             let begun = backend.begin(id, like).await.ok();
             backend.inner.ahead.put(begun);
