@@ -123,6 +123,8 @@ pub(crate) async fn examine(backend: &LinuxBackend) -> HostReport {
     if backend.host().groups.own_kernel {
         let (held, detail) = try_kernel(&sandbox).await;
         report.note("kernel", held, detail, "please report this as a bug");
+        let (held, detail) = try_descriptors(&sandbox).await;
+        report.note("hidden descriptors", held, detail, "");
     } else {
         let enforcement = sandbox.enforcement();
         let landlock = enforcement.layers.iter().find(|layer| layer.name == "landlock");
@@ -160,6 +162,21 @@ async fn try_kernel(sandbox: &super::LinuxSandbox) -> (bool, String) {
         Ok(inside) => {
             let held = !inside.is_empty() && inside != host;
             (held, format!("the one inside says that it is {inside}, the host's is {host}"))
+        }
+        Err(error) => (false, explained(&error)),
+    }
+}
+
+/// Looks whether commands see what init has open, which a kernel of its own may let them.
+async fn try_descriptors(sandbox: &super::LinuxSandbox) -> (bool, String) {
+    let list = Command::new("ls").args(["/proc/1/fd"]);
+    let seen = sandbox.exec(&list, &ExecContext::default()).await;
+    match seen.map(|output| output.stdout) {
+        Ok(seen) if seen.is_empty() => (true, "init's cannot be listed".to_owned()),
+        Ok(_) => {
+            let detail = "init's can be opened anew (/proc/1/fd), none of which leads to the host: a command can leave \
+                          the group by which its CPU time is counted";
+            (false, detail.to_owned())
         }
         Err(error) => (false, explained(&error)),
     }
