@@ -169,10 +169,10 @@ async fn try_kernel(sandbox: &super::LinuxSandbox) -> (bool, String) {
 
 /// Looks whether commands see what init has open, which a kernel of its own may let them.
 async fn try_descriptors(sandbox: &super::LinuxSandbox) -> (bool, String) {
-    let list = Command::new("ls").args(["/proc/1/fd"]);
-    let seen = sandbox.exec(&list, &ExecContext::default()).await;
+    let look = Command::new("readlink").args(["/proc/1/fd/0"]);
+    let seen = sandbox.exec(&look, &ExecContext::default()).await;
     match seen.map(|output| output.stdout) {
-        Ok(seen) if seen.is_empty() => (true, "init's cannot be listed".to_owned()),
+        Ok(seen) if seen.is_empty() => (true, "init's cannot be seen".to_owned()),
         Ok(_) => {
             let detail = "init's can be opened anew (/proc/1/fd), none of which leads to the host: a command can leave \
                           the group by which its CPU time is counted";
