@@ -461,3 +461,25 @@ async fn the_walls_of_one_that_was_begun_ahead_hold_in_every_profile() {
         second.destroy().await.unwrap();
     }
 }
+
+#[tokio::test]
+async fn one_that_was_killed_while_it_waited_is_made_anew() {
+    let place = Place::new();
+    let backend = place.backend().beginning_ahead();
+    let first = backend.create(&place.spec, &persistent(&place.id)).await.unwrap();
+    let id = next(&backend, &place.spec).await;
+    let groups = groups(&id);
+    // Without a control group nobody can tell which process it is.
+    let Some(group) = groups.lines().next() else { return };
+    let waiting = std::fs::read_to_string(format!("{group}/cgroup.procs")).unwrap();
+    let pid: i32 = waiting.trim().parse().expect("control: it is one process");
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    // Its end is seen by a descriptor a moment after the signal.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(backend.next_id(&place.spec, &Base::default()), Some(id.clone()), "control");
+    let second = backend.create(&place.spec, &persistent(&id)).await.unwrap();
+    assert_eq!(sh(&second, "echo here").await, "here");
+    first.destroy().await.unwrap();
+    second.destroy().await.unwrap();
+}

@@ -76,12 +76,14 @@ impl Begun {
         self.profile == profile && self.workdir == workdir
     }
 
-    /// Reports whether it can become what a plan says, in these control groups.
+    /// Reports whether it can become what a plan says, in these control groups. It may have been waiting for days: somebody
+    /// may have killed it, or replaced what it shows.
     pub(super) fn becomes(&self, plan: &Plan, groups: &[PathBuf]) -> bool {
         let planned = &self.plan.cgroups;
         let own = planned.v2.iter().chain(&planned.v1).map(PathBuf::from);
         own.eq(groups.iter().cloned())
             && plan.completes(&self.plan)
+            && !self.instance.has_ended()
             && self.seen == see(sources(&self.plan))
     }
 
@@ -209,9 +211,12 @@ impl LinuxBackend {
             let Some(inner) = inner.upgrade() else { return };
             let backend = Self { inner };
             drop(old);
-            // Whoever asks next makes it all then, and hears why if that cannot be.
-            let begun = backend.begin(id, like).await.ok();
-            backend.inner.ahead.put(begun);
+            let begun = backend.begin(id, like).await;
+            if let Err(error) = &begun {
+                // Whoever asks next makes it all then, and is told if that cannot be.
+                tracing::debug!(%error, "the next sandbox could not be begun");
+            }
+            backend.inner.ahead.put(begun.ok());
         });
     }
 

@@ -525,7 +525,7 @@ impl Instance {
     }
 
     /// Reports whether PID 1 is gone.
-    fn has_ended(&self) -> bool {
+    pub(super) fn has_ended(&self) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut fds = [PollFd::new(self.pidfd.get_ref(), PollFlags::IN)];
         poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
