@@ -16,7 +16,6 @@ use rustix::process::{DumpableBehavior, Resource, Signal};
 use serde::{Deserialize, Serialize};
 use warren_sys::landlock::{self, Access, Kind, Ruleset};
 use warren_sys::mount::{self, Attributes};
-use warren_sys::seccomp::{self, Instruction};
 use warren_sys::{cred, fd, keyring, net, process};
 
 use crate::account::{Census, Meter};
@@ -26,6 +25,7 @@ use crate::plan::{
     TMP, UPPER, Users, WORKLOAD_ID, Walls,
 };
 use crate::protocol::{self, Failure, Proof, Report, tried};
+use crate::refusals::Refusals;
 use crate::sentry;
 use crate::serve::{self, Kept};
 
@@ -95,9 +95,9 @@ pub(crate) fn become_contained() -> ! {
     let ready = step("close what was inherited", "", closed)
         .and_then(|()| settle_in(&plan, shifted, inherited.work.as_ref(), &scratch));
     match ready {
-        Ok((proof, meter, census)) => {
+        Ok((proof, meter, census, refusals)) => {
             let _ = protocol::send(&control, &Report::Ready(proof), &[]);
-            let kept = Kept { scratch: Some(scratch), meter, census, own: None };
+            let kept = Kept { scratch: Some(scratch), meter, census, refusals, own: None };
             serve::serve(&plan, &control, inherited, kept)
         }
         Err(failure) => {
@@ -113,7 +113,7 @@ fn settle_in(
     shifted: bool,
     work: Option<&OwnedFd>,
     scratch: &OwnedFd,
-) -> Result<(Proof, Meter, Census), Failure> {
+) -> Result<(Proof, Meter, Census, Option<Refusals>), Failure> {
     rustix::process::umask(Mode::empty());
     let meter = step("open", "/proc/self/io", Meter::open())?;
     step("leave the groups of", "the runtime", cred::leave_groups())?;
@@ -124,12 +124,12 @@ fn settle_in(
     step("clear", "/dev", forget_masks(plan, scratch.as_fd()))?;
     step("restrict", "/dev", mount::restrict_only("/dev", DEV_ATTRIBUTES))?;
     step("open", "/dev/null", quiet_streams())?;
-    lock_down(plan, work, &census)?;
+    let refusals = lock_down(plan, work, &census)?;
     holds(NO_WAY_OUT, way_out == Some(Errno::NETUNREACH.raw_os_error()))?;
     // The scratch is mounted nowhere inside, so that only Landlock keeps one out who holds it.
     let tried = tried::NETWORK | prove(plan, scratch, tried::UNMOUNTED)?;
     let landlock_abi = landlock::abi().unwrap_or_default();
-    Ok((Proof { landlock_abi, owners_shifted: shifted, tried }, meter, census))
+    Ok((Proof { landlock_abi, owners_shifted: shifted, tried }, meter, census, refusals))
 }
 
 /// Takes hold of the view of `/proc` that the runtime mounted for init alone, and of its name.
@@ -302,12 +302,12 @@ fn finish(plan: &Plan, begun: Begun, work: Option<&OwnedFd>) -> Result<(Proof, K
     if plan.scratch != size {
         step("resize", "the writable layer", resize(scratch.as_fd(), plan.scratch))?;
     }
-    lock_down(plan, work, &census)?;
+    let refusals = lock_down(plan, work, &census)?;
     holds(NO_WAY_OUT, way_out == Some(Errno::NETUNREACH.raw_os_error()))?;
     let tried = tried::NETWORK | prove(plan, &outside, tried::LANDLOCK)?;
     let landlock_abi = landlock::abi().unwrap_or_default();
     let proof = Proof { landlock_abi, owners_shifted: shifted, tried };
-    Ok((proof, Kept { scratch: Some(scratch), meter, census, own: None }))
+    Ok((proof, Kept { scratch: Some(scratch), meter, census, refusals, own: None }))
 }
 
 /// Bounds what the sandbox takes of the inotify quota of the one user that it and its caller are.
@@ -819,7 +819,11 @@ pub(crate) fn lower_limits() -> Result<(), Failure> {
 }
 
 /// Gives up every right that was needed so far, and that could be used against the host.
-fn lock_down(plan: &Plan, work: Option<&OwnedFd>, census: &Census) -> Result<(), Failure> {
+fn lock_down(
+    plan: &Plan,
+    work: Option<&OwnedFd>,
+    census: &Census,
+) -> Result<Option<Refusals>, Failure> {
     rustix::process::umask(Mode::from_raw_mode(0o022));
     let _ = rustix::thread::set_name(c"warren-init");
     lower_limits()?;
@@ -858,12 +862,13 @@ fn lock_down(plan: &Plan, work: Option<&OwnedFd>, census: &Census) -> Result<(),
         step("bind to the launcher", "", set.map_err(io::Error::from))?;
     }
     step("restrict by Landlock", "", restrict(&plan.landlock, work, census))?;
-    let program: Vec<_> = plan.filter.init.iter().copied().map(Instruction::from_bits).collect();
-    step("install the seccomp filter", "", seccomp::install(&program))?;
+    let refusals = Refusals::install(&plan.filter.init);
+    let refusals = step("install the seccomp filter", "", refusals)?;
     match plan.users {
-        Users::One => Ok(()),
-        Users::Several { .. } => step("rest", "the capabilities", cred::rest_capabilities()),
+        Users::One => {}
+        Users::Several { .. } => step("rest", "the capabilities", cred::rest_capabilities())?,
     }
+    Ok(refusals)
 }
 
 /// Lowers a limit to `value` if it is higher.

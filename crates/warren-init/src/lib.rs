@@ -18,6 +18,7 @@ pub mod plan;
 mod port;
 pub mod probe;
 pub mod protocol;
+mod refusals;
 mod sentry;
 mod serve;
 pub mod stage;

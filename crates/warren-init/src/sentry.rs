@@ -51,7 +51,9 @@ pub(crate) fn go_on(begin: Begin, line: OwnedFd, fds: Vec<OwnedFd>) -> ! {
             let _ = protocol::send(&control, &Report::Ready(proof), &[]);
             let inherited =
                 Inherited { work: None, listener: None, lock, network: true, base: None };
-            let kept = Kept { scratch: None, meter, census, own: Some((work, line)) };
+            // That kernel asks nobody.
+            let refusals = None;
+            let kept = Kept { scratch: None, meter, census, refusals, own: Some((work, line)) };
             serve::serve(&plan, &control, inherited, kept)
         }
         Err(failure) => {

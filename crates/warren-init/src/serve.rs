@@ -27,6 +27,7 @@ use crate::protocol::{
     self, Done, Ended, Exec, ExecControl, ExecEvent, Input, Request, Stage, Standing, Status,
     StoppedBy, Streams, Used,
 };
+use crate::refusals::{self, Refusals};
 use crate::terminal::{self, Terminal};
 use crate::worker::Workers;
 use crate::{port, probe, sentry};
@@ -80,6 +81,8 @@ struct Running {
     first_number: u64,
     /// Who sees what walls refuse to it, if somebody asked for that.
     follower: Option<Follower>,
+    /// The calls that its filter refused, as far as init hears of them.
+    refused_calls: Denials,
 }
 
 /// A command that was begun.
@@ -96,6 +99,16 @@ impl Running {
     fn watched_start(&self) -> Option<&Started> {
         self.starting.as_ref().filter(|_| self.announced)
     }
+
+    /// Returns what there is to tell of the walls that it met: all of it if it was followed, and the calls
+    /// that its filter refused if it failed.
+    fn denials(&self, status: Status) -> Option<Denials> {
+        match &self.follower {
+            Some(follower) => Some(follower.told()),
+            None if status == Status::Exited(0) || self.refused_calls.list.is_empty() => None,
+            None => Some(self.refused_calls.clone()),
+        }
+    }
 }
 
 struct Init<'a> {
@@ -103,6 +116,7 @@ struct Init<'a> {
     starter: Starter,
     meter: Meter,
     census: Census,
+    refusals: Option<Refusals>,
     work: Option<Work>,
     running: HashMap<Pid, Running>,
     /// Groups of commands that ended but left something running.
@@ -155,13 +169,15 @@ pub(crate) struct Kept {
     pub(crate) scratch: Option<OwnedFd>,
     pub(crate) meter: Meter,
     pub(crate) census: Census,
+    /// What hears of refused calls, if anything does.
+    pub(crate) refusals: Option<Refusals>,
     /// On a kernel of its own: that kernel's groups, and the line to the one who guards it.
     pub(crate) own: Option<(Work, OwnedFd)>,
 }
 
 /// Serves until nobody is there to serve.
 pub(crate) fn serve(plan: &Plan, control: &OwnedFd, inherited: Inherited, kept: Kept) {
-    let Kept { scratch, meter, census, own } = kept;
+    let Kept { scratch, meter, census, refusals, own } = kept;
     let (own_work, line) = own.unzip();
     let Ok(proof) = SingleThreaded::claim() else { return };
     let Ok(children) = process::child_events() else { return };
@@ -189,6 +205,7 @@ pub(crate) fn serve(plan: &Plan, control: &OwnedFd, inherited: Inherited, kept: 
         starter: Starter { proof, filters, nice: plan.bounds.nice, users: plan.users, ruled },
         meter,
         census,
+        refusals,
         work: work.map(|group| Work::new(group, owner, on_parents_death)).or(own_work),
         running: HashMap::new(),
         lingering: Vec::new(),
@@ -229,6 +246,7 @@ impl Init<'_> {
         }
         fds.extend(self.listener.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
         fds.extend(self.line.iter().map(|line| PollFd::new(line, PollFlags::IN)));
+        fds.extend(self.refusals.iter().map(|refusals| PollFd::new(refusals, PollFlags::IN)));
         fds.extend(self.unread.iter().map(|pipe| PollFd::new(pipe, PollFlags::IN)));
         fds.extend(self.reading.iter().map(|(channel, _)| PollFd::new(channel, PollFlags::IN)));
         let logged = self.logs.values().flat_map(Logged::watched);
@@ -260,6 +278,7 @@ impl Init<'_> {
             .collect();
         let accept = self.listener.is_some() && next();
         let handed_in = self.line.is_some() && next();
+        let refused = self.refusals.is_some() && next();
         self.unread.retain(|pipe| !next() || discard(pipe));
         let done = |(channel, _): &mut (OwnedFd, Vec<OwnedFd>)| {
             next() && matches!(protocol::receive_trusted::<ExecControl>(&*channel), Ok(None))
@@ -283,6 +302,9 @@ impl Init<'_> {
                 self.controlled(pid);
             }
         }
+        if refused {
+            self.hear_refusals();
+        }
         if accept {
             self.accept();
         }
@@ -295,6 +317,24 @@ impl Init<'_> {
         }
         self.watch();
         self.serve_controls(&controls)
+    }
+
+    /// Answers calls that the filter refuses, and notes whose they were: a few at once, since commands can
+    /// make as many as they like.
+    fn hear_refusals(&mut self) {
+        let Some(refusals) = &self.refusals else { return };
+        for heard in std::iter::from_fn(|| refusals.next()).take(refusals::AT_ONCE) {
+            // Looked at while it waits: afterwards its number may be another's.
+            let mark = self.census.mark_of(heard.pid());
+            if !refusals.refuse(&heard) {
+                continue;
+            }
+            let owner = self.running.values_mut().find(|running| Some(running.mark) == mark);
+            if let Some(owner) = owner {
+                let (what, errno) = heard.told();
+                owner.refused_calls.add(what, errno);
+            }
+        }
     }
 
     /// Takes a request from each who has one; `false` if the sandbox is to end.
@@ -410,6 +450,7 @@ impl Init<'_> {
             only: exec.only && self.plan.lifetime == Lifetime::Attached,
             first_number,
             follower,
+            refused_calls: Denials::default(),
         };
         if self.plan.bounds.memory.is_some() {
             self.next_memory_look = Some(started + MEMORY_INTERVAL);
@@ -781,7 +822,7 @@ impl Init<'_> {
                     written_bytes,
                     tasks_started: self.started_since(&running),
                 };
-                let denials = running.follower.as_ref().map(Follower::told);
+                let denials = running.denials(status);
                 if let Some(logged) = self.logs.get_mut(&running.mark) {
                     denials.iter().for_each(|denials| logged.note(denials));
                     logged.end(&mut ended);

@@ -29,6 +29,7 @@ use crate::apply::{self, Inherited, NO_CAPABILITY, NO_KEYCTL, holds};
 use crate::launcher::step;
 use crate::plan::{HOME, INIT_ID, Lifetime, Plan, Rules, SCRATCH, WORKLOAD_ID, WORKSPACE};
 use crate::protocol::{self, Failure, Proof, Report, tried};
+use crate::refusals::Refusals;
 use crate::serve::{self, Kept};
 
 /// The first Landlock that keeps signals inside.
@@ -273,16 +274,16 @@ fn become_init(
     inherited: Inherited,
 ) -> ! {
     let settled = lock_down(plan, rules, inherited.work.as_ref(), inherited.base).and_then(
-        |(meter, census, directory, outside)| {
-            Ok((meter, census, directory, prove(proof, (plan, rules), &outside)?))
+        |(meter, census, directory, outside, refusals)| {
+            Ok((meter, census, directory, prove(proof, (plan, rules), &outside)?, refusals))
         },
     );
     match settled {
-        Ok((meter, census, directory, tried)) => {
+        Ok((meter, census, directory, tried, refusals)) => {
             let landlock_abi = landlock::abi().unwrap_or_default();
             let ready = Report::Ready(Proof { landlock_abi, owners_shifted: false, tried });
             let _ = protocol::send(control, &ready, &[]);
-            let kept = Kept { scratch: Some(directory), meter, census, own: None };
+            let kept = Kept { scratch: Some(directory), meter, census, refusals, own: None };
             serve::serve(plan, control, inherited, kept)
         }
         Err(failure) => {
@@ -299,7 +300,7 @@ fn lock_down(
     rules: &Rules,
     work: Option<&OwnedFd>,
     base: Option<u32>,
-) -> Result<(Meter, Census, OwnedFd, OwnedFd), Failure> {
+) -> Result<(Meter, Census, OwnedFd, OwnedFd, Option<Refusals>), Failure> {
     rustix::process::umask(Mode::from_raw_mode(0o022));
     let _ = rustix::thread::set_name(c"warren-init");
     let meter = step("open", "/proc/self/io", Meter::open())?;
@@ -330,9 +331,9 @@ fn lock_down(
     let sealed = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
     step("seal", "init", sealed.map_err(io::Error::from))?;
     restrict(rules, work, &census)?;
-    let program: Vec<_> = plan.filter.init.iter().copied().map(Instruction::from_bits).collect();
-    step("install the seccomp filter", "", seccomp::install(&program))?;
-    Ok((meter, census, directory, outside))
+    let refusals = Refusals::install(&plan.filter.init);
+    let refusals = step("install the seccomp filter", "", refusals)?;
+    Ok((meter, census, directory, outside, refusals))
 }
 
 fn restrict(rules: &Rules, work: Option<&OwnedFd>, census: &Census) -> Result<(), Failure> {

@@ -13,6 +13,7 @@ pub mod keyring;
 pub mod landlock;
 pub mod mount;
 pub mod net;
+pub mod notify;
 pub mod process;
 pub mod seccomp;
 pub mod socket;

@@ -193,11 +193,13 @@ const RETURN: u16 = 0x06; // BPF_RET | BPF_K
 
 const RET_KILL_PROCESS: u32 = 0x8000_0000;
 const RET_ERRNO: u32 = 0x0005_0000;
+const RET_USER_NOTIF: u32 = 0x7fc0_0000;
 const RET_ALLOW: u32 = 0x7fff_0000;
 
 // Offsets into struct seccomp_data.
 const OFFSET_NR: u32 = 0;
 const OFFSET_ARCH: u32 = 4;
+const OFFSET_INSTRUCTION: u32 = 8;
 const OFFSET_ARGS: u32 = 16;
 
 /// One instruction of classic BPF, laid out as the kernel's `struct sock_filter`.
@@ -246,6 +248,33 @@ impl Instruction {
     const fn test(code: u16, k: u32, jt: u8, jf: u8) -> Self {
         Self { code, jt, jf, k }
     }
+
+    /// Goes on so many instructions further than the next.
+    pub(crate) const fn jump(distance: u32) -> Self {
+        Self::new(JUMP, distance)
+    }
+
+    /// Ends the program.
+    pub(crate) const fn returning(action: Action) -> Self {
+        Self::new(RETURN, action.value())
+    }
+
+    /// Returns how it ends the program, if it does.
+    pub(crate) const fn answer(self) -> Option<Action> {
+        if self.code == RETURN { Some(Action::from_value(self.k)) } else { None }
+    }
+
+    /// Skips one instruction, the next, unless the call is made by code at these addresses, of which `upper` is the
+    /// upper half.
+    pub(crate) const fn within(upper: u32, start: u32, end: u32) -> [Self; 5] {
+        [
+            Self::new(LOAD, OFFSET_INSTRUCTION + 4),
+            Self::test(JUMP_EQUAL, upper, 0, 4),
+            Self::new(LOAD, OFFSET_INSTRUCTION),
+            Self::test(JUMP_AT_LEAST, start, 0, 2),
+            Self::test(JUMP_AT_LEAST, end, 1, 0),
+        ]
+    }
 }
 
 /// The system call table that a program is for.
@@ -282,6 +311,8 @@ pub enum Action {
     KillProcess,
     /// The call is not made and fails with this errno.
     Errno(u16),
+    /// Whoever listens to the filter is asked ([`crate::notify`]). No profile says so.
+    Ask,
     /// The call is made.
     Allow,
 }
@@ -302,6 +333,7 @@ impl Action {
         match self {
             Self::KillProcess => RET_KILL_PROCESS,
             Self::Errno(errno) => RET_ERRNO | errno as u32,
+            Self::Ask => RET_USER_NOTIF,
             Self::Allow => RET_ALLOW,
         }
     }
@@ -311,6 +343,7 @@ impl Action {
         match value & 0xffff_0000 {
             RET_ALLOW => Self::Allow,
             RET_ERRNO => Self::Errno((value & 0xffff) as u16),
+            RET_USER_NOTIF => Self::Ask,
             _ => Self::KillProcess,
         }
     }
@@ -576,7 +609,7 @@ fn checked(action: Action) -> Result<Action, CompileError> {
         Action::Errno(errno) if errno == 0 || errno > MAX_ERRNO => {
             Err(CompileError::Errno { errno })
         }
-        Action::Allow | Action::Errno(_) | Action::KillProcess => Ok(action),
+        Action::Allow | Action::Ask | Action::Errno(_) | Action::KillProcess => Ok(action),
     }
 }
 
@@ -590,14 +623,19 @@ fn checked(action: Action) -> Result<Action, CompileError> {
 ///
 /// Returns the kernel's errno; `EINVAL` for a program that is empty, too long or malformed.
 pub fn install(program: &[Instruction]) -> io::Result<()> {
+    install_with(program, 0).map(drop)
+}
+
+/// Likewise, with flags; returns what the kernel returns.
+pub(crate) fn install_with(program: &[Instruction], flags: libc::c_ulong) -> io::Result<i32> {
     let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     let program = libc::sock_fprog { len, filter: program.as_ptr().cast_mut().cast() };
     // SAFETY: seccomp reads `len` structs sock_filter at `filter` before it returns and writes none of them. Both come
     // from one slice that outlives the call, and `Instruction` has the layout of sock_filter (asserted above).
     let result = unsafe {
-        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program)
+        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program)
     };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    crate::check(result)
 }
 
 /// A system call as a filter sees it.
@@ -616,17 +654,22 @@ pub struct Call {
 /// A program that the kernel would refuse to install answers [`Action::KillProcess`].
 #[must_use]
 pub fn evaluate(program: &[Instruction], call: &Call) -> Action {
+    evaluate_at(program, call, 0)
+}
+
+/// Returns what `program` answers to `call`, made by the instruction before this address.
+#[must_use]
+pub fn evaluate_at(program: &[Instruction], call: &Call, instruction: u64) -> Action {
+    let half = |word: u64, upper: u32| (word >> (32 * upper) & 0xffff_ffff) as u32;
     let answers = explore(program, |offset| {
         Some(match offset {
             OFFSET_NR => call.nr,
             OFFSET_ARCH => call.arch,
             OFFSET_ARGS.. => {
                 let word = (offset - OFFSET_ARGS) / 4;
-                let argument = call.args.get(word as usize / 2).copied().unwrap_or(0);
-                (argument >> (32 * (word % 2)) & 0xffff_ffff) as u32
+                half(call.args.get(word as usize / 2).copied().unwrap_or(0), word % 2)
             }
-            // The instruction pointer, which no program of ours reads.
-            _ => 0,
+            _ => half(instruction, offset.saturating_sub(OFFSET_INSTRUCTION) / 4),
         })
     });
     answers.first().copied().unwrap_or(Action::KillProcess)

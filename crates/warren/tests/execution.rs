@@ -8,6 +8,8 @@
 mod explain;
 #[path = "shared/plain_user.rs"]
 mod plain_user;
+#[path = "execution/refused.rs"]
+mod refused;
 
 use std::time::{Duration, Instant};
 

@@ -144,8 +144,8 @@ pub struct ExecEndView {
     pub tasks_started: u64,
     /// When it was seen to end.
     pub ended_at: DateTime<Utc>,
-    /// The limit that ended it, if one did, and, with `explain`, what walls refused to it; each with
-    /// what would allow it.
+    /// The limit that ended it, if one did; of one that failed the system calls that were refused to it;
+    /// and, with `explain`, whatever else walls refused to it. Each with what would allow it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<Object>)]
     pub denials: Vec<Denial>,

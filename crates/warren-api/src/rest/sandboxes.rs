@@ -396,8 +396,11 @@ pub(super) async fn run_in(
 ) -> Result<ExecView, ApiError> {
     let _running = api.run_one(who, noted(sandbox.id(), None, command)).await?;
     let report = sandbox.exec_report(command, &ExecContext::default()).await?;
-    let limit = denial::of_cause(&report.cause, &sandbox.enforcement().limits);
-    Ok(ExecView { denials: limit.into_iter().collect(), ..report.into() })
+    let mut view = ExecView::from(report);
+    if view.denials.is_empty() {
+        view.denials.extend(denial::of_cause(&view.cause, &sandbox.enforcement().limits));
+    }
+    Ok(view)
 }
 
 /// Joins a sandbox, or makes one that has the id asked for: `sbx-` and a version 4 UUID.

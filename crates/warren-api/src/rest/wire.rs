@@ -496,8 +496,8 @@ pub struct ExecView {
     pub resource_limited: bool,
     /// What it used, where that was measured.
     pub usage: Option<UsageView>,
-    /// The limit that ended it, if one did, and, with `explain`, what walls refused to it; each with
-    /// what would allow it.
+    /// The limit that ended it, if one did; of one that failed the system calls that were refused to it;
+    /// and, with `explain`, whatever else walls refused to it. Each with what would allow it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<Object>)]
     pub denials: Vec<Denial>,
@@ -530,7 +530,7 @@ impl From<ExecReport> for ExecView {
             duration_ms: millis(output.duration),
             timed_out: output.timed_out,
             resource_limited: output.resource_limited,
-            denials: Vec::new(),
+            denials: report.denials,
             usage: output.resource_usage.map(Into::into),
             savepoint: None,
         }

@@ -56,7 +56,7 @@ impl fmt::Display for Denial {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Explain {
-    /// It is not; only a limit that ends it is told.
+    /// It is not; only a limit that ends it is told and, if it fails, the calls that its filter refused.
     #[default]
     Nothing,
     /// What can be told from inside: calls, addresses, and paths that are there.

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::Denial;
+
 /// The circumstances of one exec, set by whoever passes a command on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -189,6 +191,9 @@ pub struct ExecReport {
     pub output: ExecOutput,
     /// How it ended.
     pub cause: ExecCause,
+    /// Why, as far as walls are: as in [`ExecEnd::denials`](super::ExecEnd::denials).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub denials: Vec<Denial>,
 }
 
 impl ExecReport {
@@ -200,7 +205,7 @@ impl ExecReport {
             resource_limited: cause.is_resource_limit(),
             ..output
         };
-        Self { output, cause }
+        Self { output, cause, denials: Vec::new() }
     }
 }
 
@@ -224,7 +229,7 @@ impl From<ExecOutput> for ExecReport {
         } else {
             ExecCause::Exited { code: output.exit_code }
         };
-        Self { output, cause }
+        Self { output, cause, denials: Vec::new() }
     }
 }
 

@@ -208,8 +208,8 @@ pub struct ExecEnd {
     pub tasks_started: u64,
     /// When it was seen to end.
     pub ended_at: DateTime<Utc>,
-    /// The limit that ended it, if one did; and what walls refused to it, if somebody
-    /// [asked](ExecOptions::explain).
+    /// The limit that ended it, if one did; of one that failed the system calls that its filter refused;
+    /// and whatever else walls refused to it, if somebody [asked](ExecOptions::explain).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub denials: Vec<Denial>,
 }

@@ -49,6 +49,7 @@ def many():
 attempt(many)
 del files[:]
 # No wall's:
+if os.path.exists("/workspace/closed"): os.remove("/workspace/closed")
 with open("/workspace/closed", "w"): pass
 os.chmod("/workspace/closed", 0)
 attempt(lambda: open("/workspace/closed"))

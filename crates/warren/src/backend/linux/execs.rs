@@ -694,7 +694,7 @@ impl LoggedExec {
             core.account(&end.usage);
             let terms = core.terms();
             end.denials.extend(denial::of_cause(&end.cause, &terms.enforcement.limits));
-            if self.note.explain != Explain::Nothing {
+            if self.note.explain != Explain::Nothing || end.exit_code != 0 {
                 let seen = self.file().and_then(|file| log::denied(&*file)).unwrap_or_default();
                 for denial in execution::explained(&terms, self.note.explain, &seen) {
                     // The limit that ended it was met by a call as well.

@@ -237,9 +237,7 @@ impl Execution {
     fn settle(&self, ended: &Ended) -> Ending {
         let after = || self.sandbox.instance().groups().refusals();
         let mut ending = settle(ended, self.before, after, self.over_output);
-        if self.explain != Explain::Nothing {
-            ending.denials = explained(self.sandbox.terms(), self.explain, &self.denials);
-        }
+        ending.denials = explained(self.sandbox.terms(), self.explain, &self.denials);
         self.sandbox.account(&ending.usage);
         ending
     }

@@ -131,6 +131,8 @@ pub(crate) async fn examine(backend: &LinuxBackend) -> HostReport {
         let detail = landlock.map_or_else(String::new, |layer| layer.detail.clone());
         report.note("landlock", landlock.is_some(), detail, "boot with lsm=landlock,...");
     }
+    let (held, detail) = try_telling(&sandbox).await;
+    report.note("denials", held, detail, "have a kernel of 5.0 or newer, and no other listener");
     // Before the limits, which leave things behind that run for a while.
     let (held, detail, fix) = try_disk(&sandbox).await;
     report.note("suspend to disk", held, detail, &fix);
@@ -148,6 +150,16 @@ pub(crate) async fn examine(backend: &LinuxBackend) -> HostReport {
     }
     report.note("removal", removed.is_ok(), "nothing is left", "");
     report
+}
+
+/// Has a command fail for a call that is refused, and looks whether that is told of it.
+async fn try_telling(sandbox: &super::LinuxSandbox) -> (bool, String) {
+    let script = "touch /tmp/told; chmod u+s /tmp/told; code=$?; rm /tmp/told; exit $code";
+    let command = Command::new("sh").args(["-c", script]);
+    let said = sandbox.exec_report(&command, &ExecContext::default()).await;
+    let told = said.is_ok_and(|report| report.denials.iter().any(|one| one.wall == "seccomp"));
+    let always = if told { "limits and refused calls" } else { "limits" };
+    (told, format!("told of every command that fails: {always}; the rest with --explain"))
 }
 
 /// Asks the kernel inside which it is, and the host's.

@@ -1054,7 +1054,8 @@ impl LinuxSandbox {
         if let Some(receiver) = receiver {
             let _ = receiver.send(StreamOutput::Exit { code: output.exit_code }).await;
         }
-        Ok(ExecReport::with_exit_code(output, end.cause))
+        let denials = end.denials;
+        Ok(ExecReport { denials, ..ExecReport::with_exit_code(output, end.cause) })
     }
 
     /// Asks init for something that it answers once.
