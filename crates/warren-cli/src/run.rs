@@ -88,7 +88,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
         {
             say(&format!("warren: ended: {end}"));
         }
-        if !args.json {
+        if !args.json && (args.explain || !args.quiet) {
             output::say_denials(&ran.ending.denials);
         }
         let exit_code = exit_code(ran.ending.exit_code);
