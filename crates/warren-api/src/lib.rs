@@ -76,6 +76,8 @@ pub struct Options {
     pub quotas: Quotas,
     /// Where every call is noted; nowhere if absent.
     pub audit: Option<Audit>,
+    /// Whether commands are followed wherever they can be, whoever runs them.
+    pub explain: bool,
 }
 
 /// The notes of the journal that name the default sandboxes of tenants.

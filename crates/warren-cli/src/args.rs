@@ -517,6 +517,9 @@ pub(crate) struct CreateArgs {
     /// Try its walls from inside before it is given, and its limits if nothing has run in it yet.
     #[arg(long)]
     pub(crate) verify: bool,
+    /// Follow its commands, call by call, each as `exec --explain` does; where they cannot be, they are not.
+    #[arg(long)]
+    pub(crate) explain: bool,
     /// Do this once, however often it is repeated with the same key.
     #[arg(long, value_name = "KEY")]
     pub(crate) idempotency_key: Option<String>,

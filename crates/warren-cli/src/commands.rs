@@ -76,6 +76,7 @@ pub(crate) fn create(args: &CreateArgs) -> Result<u8, Failure> {
             ..SelectBody::default()
         },
         verify: args.verify,
+        explain: args.explain,
         ..CreateSandboxBody::default()
     };
     let client = Client::new(&args.client)?;

@@ -30,7 +30,7 @@ enum Kind {
 }
 
 /// Every setting there is. In the environment `pool.min_warm` is `WARREN_POOL_MIN_WARM`.
-const SETTINGS: [(&str, Kind); 32] = [
+const SETTINGS: [(&str, Kind); 33] = [
     ("socket", Kind::Text),
     ("listen", Kind::Text),
     ("state_dir", Kind::Text),
@@ -55,6 +55,7 @@ const SETTINGS: [(&str, Kind); 32] = [
     ("audit.enabled", Kind::Switch),
     ("audit.file_mib", Kind::Count),
     ("audit.total_mib", Kind::Count),
+    ("execs.explain", Kind::Switch),
     ("quotas.sandboxes", Kind::Count),
     ("quotas.memory", Kind::Text),
     ("quotas.cpu_weight", Kind::Count),
@@ -125,6 +126,8 @@ pub(crate) struct Config {
     pub(crate) log_level: tracing::Level,
     pub(crate) manager: SandboxManagerConfig,
     pub(crate) registries: Registries,
+    /// Whether commands are followed wherever they can be.
+    pub(crate) explain: bool,
     /// How large the audit log gets; none is kept if absent.
     pub(crate) audit: Option<Limits>,
     /// What a tenant may have whose key says nothing else.
@@ -292,6 +295,7 @@ impl Config {
             requests_per_second: read.bound("quotas.requests_per_second")?,
         };
         Ok(Self {
+            explain: read.switch("execs.explain")?,
             audit,
             quotas,
             socket: path("socket")?,
@@ -372,6 +376,7 @@ fn defaults(around: &Surroundings) -> BTreeMap<&'static str, (Value, Origin)> {
         "pool.max_warm" => one(&pool.max_warm),
         "pool.warm_ttl" => time(pool.warm_ttl),
         "audit.enabled" => one(&true),
+        "execs.explain" => one(&false),
         "audit.file_mib" => one(&(Limits::default().file_bytes >> 20)),
         "audit.total_mib" => one(&(Limits::default().total_bytes >> 20)),
         "pool.warm_profiles" => Value::Many(pool.warm_profiles.clone()),

@@ -331,7 +331,15 @@ fn run(args: &ExecArgs, client: &Client) -> Result<u8, Failure> {
         // Nobody knows its name, so nobody will ask for it again.
         let _ = client.delete(&path);
     }
-    finish(seen, args.client.json)
+    let end = match &seen {
+        Seen::End(info) => info.end.clone(),
+        Seen::Left(_) => None,
+    };
+    let code = finish(seen, args.client.json)?;
+    if let Some(end) = end.filter(|_| !(args.client.json || args.tty || args.explain)) {
+        output::hint_at_explain(&end.cause, &end.denials);
+    }
+    Ok(code)
 }
 
 fn size() -> TerminalBody {

@@ -1,6 +1,6 @@
 //! The JSON objects that `--json` prints.
 
-use std::io::{self, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
 
 use serde::Serialize;
 use warren::{Denial, Enforcement, ExecCause, ResourceUsage};
@@ -37,6 +37,14 @@ pub(crate) fn say_denials(denials: &[Denial]) {
     for denial in denials {
         let word = if denial.errno.is_some() { "denied" } else { "hint" };
         say(&format!("{word}: {denial}"));
+    }
+}
+
+/// Says how to find out more of a command that failed and of which nothing was told, if somebody reads along.
+pub(crate) fn hint_at_explain(cause: &ExecCause, denials: &[Denial]) {
+    let failed = matches!(cause, ExecCause::Exited { code: 1.. } | ExecCause::Signalled { .. });
+    if failed && denials.is_empty() && std::io::stderr().is_terminal() {
+        say("hint: --explain tells what was refused");
     }
 }
 

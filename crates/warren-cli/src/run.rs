@@ -91,6 +91,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
         if !args.json && (args.explain || !args.quiet) {
             output::say_denials(&ran.ending.denials);
         }
+        if !(args.json || args.quiet || args.tty || args.explain) {
+            output::hint_at_explain(&ran.ending.cause, &ran.ending.denials);
+        }
         let exit_code = exit_code(ran.ending.exit_code);
         if args.json {
             let report = RunReport {

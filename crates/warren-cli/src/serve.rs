@@ -123,6 +123,7 @@ async fn run(
         keys: Some(keys),
         audit: audit.clone(),
         quotas: config.quotas,
+        explain: config.explain,
         allowed_hosts,
         journal: Some(store),
         templates,

@@ -25,14 +25,15 @@ use futures_util::Stream;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 use utoipa::ToSchema;
+use warren::denial;
 use warren::{
     Denial, ExecCause, ExecContext, ExecEnd, ExecId, ExecInfo, ExecInput, ExecOptions, ExecOutput,
-    ExecReport, Explain, FoundExec, LogOverflow, LogPiece, LogRead, LogStream, LogWait,
+    ExecReport, Explain, FoundExec, LogOverflow, LogPiece, LogRead, LogStream, LogWait, Sandbox,
     SandboxError, SandboxId, TerminalSize,
 };
 
 use super::sandboxes::noted;
-use super::wire::{ExecBody, ExecView, UsageView, millis};
+use super::wire::{EXPLAIN_LABEL, EXPLAINED, ExecBody, ExecView, UsageView, millis};
 use crate::Api;
 use crate::error::{ApiError, ErrorBody};
 use crate::extract::{Body, Id, Parameters, plain};
@@ -363,17 +364,22 @@ pub(crate) async fn start(
         input: if open_stdin { ExecInput::Open } else { ExecInput::Closed },
         terminal: terminal.map(Into::into),
         overflow,
-        explain: explain(&who, &command),
         ..ExecOptions::default()
     };
     let exec = begin(&api, &who, &id, command, &options).await?;
     Ok((StatusCode::CREATED, Json(exec.info().into())))
 }
 
-/// Says how much may be explained to somebody: what files the host has is for the operator alone, who
-/// may show them to sandboxes.
-pub(super) fn explain(who: &Principal, command: &ExecBody) -> Explain {
-    match (command.explain, who.operator) {
+/// Says how much is explained of a command: all of it if that was `asked`, or if it was chosen for the daemon or
+/// for this sandbox, and can be. What files the host has is for the operator alone, who may show them to
+/// sandboxes.
+pub(super) fn explain(api: &Api, who: &Principal, sandbox: &dyn Sandbox, asked: bool) -> Explain {
+    let chosen = || {
+        let labels = api.0.catalog.labels(sandbox.id());
+        let here = labels.get(EXPLAIN_LABEL).is_some_and(|said| said == EXPLAINED);
+        (here || api.0.options.explain) && denial::can_be_followed(sandbox.capabilities())
+    };
+    match (asked || chosen(), who.operator) {
         (false, _) => Explain::Nothing,
         (true, false) => Explain::Inside,
         (true, true) => Explain::Host,
@@ -437,8 +443,10 @@ async fn begin(
     command: ExecBody,
     options: &ExecOptions,
 ) -> Result<FoundExec, ApiError> {
+    let asked = command.explain;
     let command = command.command()?;
     let (sandbox, _) = api.sandbox(who, id).await?;
+    let options = &ExecOptions { explain: explain(api, who, &*sandbox, asked), ..options.clone() };
     let name = options.id.as_ref().map(|name| name.0.as_str());
     let running = api.run_one(who, noted(id, name, &command)).await?;
     let exec = sandbox.start_exec(&command, &ExecContext::default(), options).await?;

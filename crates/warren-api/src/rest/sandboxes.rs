@@ -375,9 +375,10 @@ pub(super) async fn run(
     id: &SandboxId,
     body: ExecBody,
 ) -> Result<ExecView, ApiError> {
-    let explain = execs::explain(who, &body);
+    let asked = body.explain;
     let command = body.command()?;
     let (sandbox, _) = api.sandbox(who, id).await?;
+    let explain = execs::explain(api, who, &*sandbox, asked);
     if explain != Explain::Nothing {
         let _running = api.run_one(who, noted(id, None, &command)).await?;
         let options = ExecOptions { explain, ..ExecOptions::default() };

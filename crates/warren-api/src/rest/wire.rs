@@ -51,6 +51,10 @@ fn unique<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, String>
 
 /// The label that people call a sandbox by.
 pub const NAME_LABEL: &str = "name";
+/// The label of a sandbox whose commands are followed.
+pub const EXPLAIN_LABEL: &str = "explain";
+/// What it says then.
+pub const EXPLAINED: &str = "true";
 
 /// What a new sandbox shall be, and which one may be given instead.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -111,6 +115,10 @@ pub struct CreateSandboxBody {
     /// in it yet. One that does not hold is destroyed.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub verify: bool,
+    /// Whether its commands are followed, each as if it said `explain`: the label `explain`, which is then
+    /// `true`. Where they cannot be followed they are not.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub explain: bool,
 }
 
 /// A host path that appears inside.
@@ -278,6 +286,13 @@ impl CreateSandboxBody {
             }
         } else if let Some(name) = labels.get(NAME_LABEL) {
             check_name(name)?;
+        }
+        if self.explain {
+            let said = labels.insert(EXPLAIN_LABEL.to_owned(), EXPLAINED.to_owned());
+            if said.is_some_and(|said| said != EXPLAINED) {
+                let (reason, hint) = ("the label `explain` says something else", "say it once");
+                return Err(SandboxError::invalid("explain", reason, hint).into());
+            }
         }
         let spec = SandboxSpec {
             profile: self.profile.clone().unwrap_or(default.profile),

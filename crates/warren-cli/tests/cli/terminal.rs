@@ -72,6 +72,33 @@ fn the_command_has_a_terminal_and_keys_reach_it() {
 }
 
 #[test]
+fn whoever_reads_along_is_told_how_to_learn_more_of_a_failure_of_which_nothing_was_told() {
+    let hint = "hint: --explain tells what was refused\r\n";
+    let refused =
+        "python3 -c 'import ctypes; ctypes.CDLL(None).chroot(b\"/\"); raise SystemExit(3)'";
+    for (args, script, hinted) in [
+        (&[][..], "exit 3", true),
+        (&[], "exit 0", false),
+        (&["--quiet"], "exit 3", false),
+        (&["--explain"], "exit 3", false),
+        (&[], refused, false),
+    ] {
+        let mut terminal = Terminal::new(24, 80);
+        let mut command = warren(&["run"]);
+        command.args(args).args(["--", "sh", "-c", script]);
+        let side = Stdio::from(terminal.inner.try_clone().expect("another descriptor"));
+        let child = command.stdin(Stdio::null()).stderr(side).spawn().expect("it starts");
+        finish(child);
+        // So that there is an end to read to.
+        let end = "that is all\r\n";
+        terminal.inner.write_all(b"that is all\n").expect("output");
+        terminal.expect(end);
+        assert_eq!(terminal.seen.contains(hint), hinted, "{args:?} {script}: {}", terminal.seen);
+        assert_eq!(terminal.seen.contains("denied: call chroot"), script == refused);
+    }
+}
+
+#[test]
 fn a_new_size_of_the_window_is_followed() {
     let mut terminal = Terminal::new(24, 80);
     let script = "trap 'stty size' WINCH; echo ready; while :; do sleep 0.05; done";

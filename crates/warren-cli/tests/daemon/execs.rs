@@ -317,6 +317,40 @@ fn post(place: &Place, path: &str, body: &str) -> String {
 }
 
 #[test]
+fn whether_commands_are_followed_can_be_chosen_once_for_a_sandbox_or_for_all() {
+    let told =
+        "denied: create /usr/lib/x, by the read-only mount /usr; allowed by --bind SRC:/usr/lib";
+    let tells = |daemon: &Daemon, sandbox: &str| {
+        let seen = daemon.run(&["exec", sandbox, "--", "sh", "-c", "touch /usr/lib/x; exit 3"]);
+        assert_eq!(seen.code, Some(3), "{}", seen.stderr);
+        let whole = daemon.run(&["exec", "--json", sandbox, "--", "sh", "-c", "touch /usr/lib/x"]);
+        let (streamed, whole) =
+            (seen.stderr.contains(told), whole.stdout.contains("create /usr/lib/x"));
+        assert_eq!(streamed, whole, "{} {}", seen.stderr, seen.stdout);
+        streamed
+    };
+    let daemon = Daemon::start_in(Place::with_backend("linux"), &["--stop-all"]);
+    daemon.ok(&["create", "--name", "told", "--explain"]);
+    daemon.ok(&["create", "--name", "plain"]);
+    // Where nobody can be followed it is no reason to refuse anything.
+    daemon.ok(&["create", "--name", "dev", "--explain", "--profile", "dev"]);
+    let seen = ["told", "plain", "dev"].map(|sandbox| tells(&daemon, sandbox));
+    assert_eq!(seen, [true, false, false]);
+    let seen = daemon.run(&["exec", "--explain", "dev", "--", "true"]);
+    assert_eq!(seen.code, Some(125), "who asks for it there is told: {}", seen.stderr);
+    let seen = daemon.run(&["create", "--explain", "--label", "explain=no"]);
+    assert!(seen.code != Some(0) && seen.stderr.contains("explain"), "{}", seen.stderr);
+    let (code, daemon) = daemon.end("TERM");
+    assert_eq!(code, Some(0), "{}", daemon.log());
+    let place = Place::with_settings("linux", &[("WARREN_EXECS_EXPLAIN", "true")]);
+    let daemon = Daemon::start_in(place, &["--stop-all"]);
+    daemon.ok(&["create", "--name", "plain"]);
+    assert!(tells(&daemon, "plain"));
+    let (code, daemon) = daemon.end("TERM");
+    assert_eq!(code, Some(0), "{}", daemon.log());
+}
+
+#[test]
 fn what_walls_refuse_is_told_to_the_operator_with_the_host_and_to_a_tenant_without() {
     let place = Place::with_backend("linux");
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -7,7 +7,20 @@ mod explained;
 
 pub(crate) use explained::{Ground, Really};
 
-use crate::{Denial, EnforcedLimit, ExecCause, Limit};
+use crate::profile::{self, ProfileUsers};
+use crate::{Denial, EnforcedLimit, ExecCause, Limit, SandboxCapabilities};
+
+/// Reports whether commands of such a sandbox can be followed, so that all walls are told of them. Whoever
+/// asks for it where it cannot be is refused; whoever would have it wherever it can be asks here first.
+pub fn can_be_followed(capabilities: &SandboxCapabilities) -> bool {
+    let profile = profile::profile(&capabilities.profile);
+    let one_user = profile.is_none_or(|profile| matches!(profile.users, ProfileUsers::One));
+    let by_us = matches!(capabilities.backend.as_str(), "linux" | "landlock");
+    // From 2 on nobody may who is not root. See Documentation/admin-guide/LSM/Yama.rst.
+    let scope = || std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
+    let scope = || scope().ok().and_then(|text| text.trim().parse::<u32>().ok());
+    by_us && one_user && scope().is_none_or(|scope| scope < 2)
+}
 
 /// Says which limit ended a command, if one did.
 pub fn of_cause(cause: &ExecCause, limits: &[EnforcedLimit]) -> Option<Denial> {

@@ -132,7 +132,9 @@ pub(crate) async fn examine(backend: &LinuxBackend) -> HostReport {
         report.note("landlock", landlock.is_some(), detail, "boot with lsm=landlock,...");
     }
     let (held, detail) = try_telling(&sandbox).await;
-    report.note("denials", held, detail, "have a kernel of 5.0 or newer, and no other listener");
+    let own_kernel = backend.host().groups.own_kernel;
+    let fix = if own_kernel { "" } else { "have Linux 5.0 or newer, and nobody else listen" };
+    report.note("denials", held, detail, fix);
     // Before the limits, which leave things behind that run for a while.
     let (held, detail, fix) = try_disk(&sandbox).await;
     report.note("suspend to disk", held, detail, &fix);
@@ -159,7 +161,11 @@ async fn try_telling(sandbox: &super::LinuxSandbox) -> (bool, String) {
     let said = sandbox.exec_report(&command, &ExecContext::default()).await;
     let told = said.is_ok_and(|report| report.denials.iter().any(|one| one.wall == "seccomp"));
     let always = if told { "limits and refused calls" } else { "limits" };
-    (told, format!("told of every command that fails: {always}; the rest with --explain"))
+    let asked = match crate::denial::can_be_followed(sandbox.capabilities()) {
+        true => "; the rest with --explain",
+        false => "",
+    };
+    (told, format!("told of every command that fails: {always}{asked}"))
 }
 
 /// Asks the kernel inside which it is, and the host's.
