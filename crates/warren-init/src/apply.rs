@@ -19,21 +19,16 @@ use warren_sys::mount::{self, Attributes};
 use warren_sys::{cred, fd, keyring, net, process};
 
 use crate::account::{Census, Meter};
+use crate::attempt::{self, NO_CAPABILITY, NO_KEYCTL, OWN_PROCESSES, holds};
 use crate::launcher::step;
 use crate::plan::{
-    self, Entry, EntryKind, INIT_ID, Identity, Lifetime, OWN_PROC, Owner, Owners, Plan, Scratch,
-    TMP, UPPER, Users, WORKLOAD_ID, Walls,
+    self, Entry, EntryKind, INIT_ID, Identity, Lifetime, OWN_PROC, Owner, Owners, Plan, Promised,
+    Scratch, TMP, UPPER, Users, WORKLOAD_ID, Walls,
 };
 use crate::protocol::{self, Failure, Proof, Report, tried};
 use crate::refusals::Refusals;
 use crate::sentry;
 use crate::serve::{self, Kept};
-
-/// Attempts on walls that are there in more than one way, as [`holds`] names them.
-pub(crate) const NO_WAY_OUT: &str = "network: find a route to 192.0.2.1";
-pub(crate) const OWN_PROCESSES: &str = "processes: be in the host's process namespace";
-pub(crate) const NO_CAPABILITY: &str = "privileges: hold a capability that the profile has not";
-pub(crate) const NO_KEYCTL: &str = "syscalls: keyctl";
 
 /// What one who is put into a container is told; carries the control socket, the scratch and what
 /// else is named.
@@ -117,17 +112,18 @@ fn settle_in(
     rustix::process::umask(Mode::empty());
     let meter = step("open", "/proc/self/io", Meter::open())?;
     step("leave the groups of", "the runtime", cred::leave_groups())?;
+    // First: in a network that is not its own it could not do the next step.
+    let network = attempt::network(plan)?;
     step("bring up", "lo", net::loopback_up())?;
     let census = step("open", OWN_PROC, take_census(Census::of))?;
-    let way_out = net::find_way_out().err().and_then(|error| error.raw_os_error());
     hide_boot_id(plan)?;
     step("clear", "/dev", forget_masks(plan, scratch.as_fd()))?;
     step("restrict", "/dev", mount::restrict_only("/dev", DEV_ATTRIBUTES))?;
     step("open", "/dev/null", quiet_streams())?;
+    let tried = network | attempt::proc(plan)? | attempt::as_command(plan)?;
     let refusals = lock_down(plan, work, &census)?;
-    holds(NO_WAY_OUT, way_out == Some(Errno::NETUNREACH.raw_os_error()))?;
     // The scratch is mounted nowhere inside, so that only Landlock keeps one out who holds it.
-    let tried = tried::NETWORK | prove(plan, scratch, tried::UNMOUNTED)?;
+    let tried = tried | prove(plan, scratch, tried::UNMOUNTED)?;
     let landlock_abi = landlock::abi().unwrap_or_default();
     Ok((Proof { landlock_abi, owners_shifted: shifted, tried }, meter, census, refusals))
 }
@@ -253,8 +249,10 @@ struct Begun {
     census: Census,
     /// The old root, which must be out of reach even for one who holds it.
     outside: OwnedFd,
-    /// What came of looking for a way out of the network.
-    way_out: Option<i32>,
+    /// What was tried so far.
+    tried: u32,
+    /// What was tried from where a command stands, and with which filters and limits.
+    trial: Option<(u32, Vec<Vec<u64>>, Promised)>,
     shifted: bool,
 }
 
@@ -286,25 +284,33 @@ fn begin(plan: &Plan, trees: Vec<OwnedFd>, shifted: bool) -> Result<Begun, Failu
     drop(trees);
     let census = step("mount", "init's own /proc", new_census())?;
     step("set the host name", &plan.hostname, set_hostname(&plan.hostname))?;
-    // Before the filter, which may let nobody make such a socket: the namespace alone is to be tried.
-    let way_out = net::find_way_out().err().and_then(|error| error.raw_os_error());
+    let network = attempt::network(plan)?;
     step("enter the new root", "", mount::pivot_to(root.as_fd()))?;
     drop(root);
     mask_proc(plan)?;
     step("clear", "/dev", forget_masks(plan, scratch.as_fd()))?;
     step("open", "/dev/null", quiet_streams())?;
-    Ok(Begun { scratch, size: plan.scratch, meter, census, outside, way_out, shifted })
+    let tried = network | attempt::proc(plan)?;
+    // Nobody waits for one that is made ahead.
+    let trial = match plan.ahead {
+        true => Some((attempt::as_command(plan)?, plan.filter.workload.clone(), plan.promised)),
+        false => None,
+    };
+    Ok(Begun { scratch, size: plan.scratch, meter, census, outside, tried, trial, shifted })
 }
 
 /// Gives up all rights, and tries what must fail then.
 fn finish(plan: &Plan, begun: Begun, work: Option<&OwnedFd>) -> Result<(Proof, Kept), Failure> {
-    let Begun { scratch, size, meter, census, outside, way_out, shifted } = begun;
+    let Begun { scratch, size, meter, census, outside, tried, trial, shifted } = begun;
     if plan.scratch != size {
         step("resize", "the writable layer", resize(scratch.as_fd(), plan.scratch))?;
     }
     let refusals = lock_down(plan, work, &census)?;
-    holds(NO_WAY_OUT, way_out == Some(Errno::NETUNREACH.raw_os_error()))?;
-    let tried = tried::NETWORK | prove(plan, &outside, tried::LANDLOCK)?;
+    let same = |(_, filters, promised): &(u32, Vec<Vec<u64>>, Promised)| {
+        *filters == plan.filter.workload && *promised == plan.promised
+    };
+    let trial = trial.filter(same).map_or(0, |(bits, ..)| bits);
+    let tried = tried | trial | prove(plan, &outside, tried::LANDLOCK)?;
     let landlock_abi = landlock::abi().unwrap_or_default();
     let proof = Proof { landlock_abi, owners_shifted: shifted, tried };
     Ok((proof, Kept { scratch: Some(scratch), meter, census, refusals, own: None }))
@@ -899,12 +905,6 @@ fn restrict(planned: &plan::Landlock, work: Option<&OwnedFd>, census: &Census) -
     rules.restrict()
 }
 
-/// A wall that was put up but does not hold is an error like any other: it names the wall and the attempt.
-pub(crate) fn holds(attempt: &str, held: bool) -> Result<(), Failure> {
-    let failed = Err(io::Error::from_raw_os_error(Errno::NOTRECOVERABLE.raw_os_error()));
-    if held { Ok(()) } else { step(protocol::OPEN_WALL, attempt, failed) }
-}
-
 /// Tries what must fail now, and says what that was; opening `outside` is `which` of them.
 fn prove(plan: &Plan, outside: &OwnedFd, which: u32) -> Result<u32, Failure> {
     // First in its namespace, and with a parent that is in another.
@@ -922,7 +922,9 @@ fn prove(plan: &Plan, outside: &OwnedFd, which: u32) -> Result<u32, Failure> {
     // No right is needed for this call, so that only the filter can be what refuses it.
     let refused = keyring::ask().err().and_then(|error| error.raw_os_error());
     holds(NO_KEYCTL, refused == Some(Errno::PERM.raw_os_error()))?;
-    Ok(tried::PROCESSES | mounts | which | tried::CAPABILITIES | tried::SECCOMP)
+    let own = tried::PROCESSES | mounts | which | tried::CAPABILITIES | tried::SECCOMP;
+    let more = attempt::mounting()? | attempt::raw_sockets()? | attempt::others(plan)?;
+    Ok(own | more | attempt::room(plan)? | attempt::processes(plan)?)
 }
 
 /// Tries to write to what the host shows, and says whether there was any.

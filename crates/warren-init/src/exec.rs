@@ -12,7 +12,7 @@ use rustix::process::{Pid, Resource};
 use rustix::thread::{Gid, Uid};
 use warren_sys::process::SingleThreaded;
 use warren_sys::seccomp::{self, Instruction};
-use warren_sys::spawn::{self, Outcome, Program, Starting, Step, Waiting};
+use warren_sys::spawn::{self, Outcome, Program, Refused, Starting, Step, Waiting};
 use warren_sys::{cred, process};
 
 use crate::account::{Leaf, Work};
@@ -109,6 +109,8 @@ pub(crate) struct Starter {
     pub(crate) filters: Vec<Arc<[Instruction]>>,
     pub(crate) nice: i32,
     pub(crate) users: Users,
+    /// Whether none may trace another.
+    pub(crate) no_tracing: bool,
     /// What the commands of a sandbox without namespaces are, if it is one.
     pub(crate) ruled: Option<Ruled>,
 }
@@ -224,7 +226,11 @@ impl Starter {
         // What was asked for beyond the host's own limit was refused, or accepted as less, before.
         let most = rustix::process::getrlimit(Resource::Nofile).maximum;
         let files = exec.open_files.map(|files| most.map_or(files, |most| files.min(most)));
-        let files = files.map(|files| Step::Limit(Resource::Nofile, files));
+        // Tried at once, and below: a command whose walls do not hold does not run.
+        let files = files.into_iter().flat_map(|files| {
+            let beyond = (files > 0).then_some(Step::Expect(Refused::Descriptor(files)));
+            iter::once(Step::Limit(Resource::Nofile, files)).chain(beyond)
+        });
         let mut become_user = Vec::new();
         let (uid, gid) = user.map_or((WORKLOAD_ID, WORKLOAD_ID), |user| (user.uid, user.gid));
         match self.users {
@@ -254,7 +260,10 @@ impl Starter {
         let mut filters: Vec<Step> = self.filters.iter().cloned().map(Step::Filter).collect();
         filters
             .extend(matches!(self.users, Users::Several { .. }).then_some(Step::DropCapabilities));
-        let steps = files.into_iter().map(|step| (step, Stage::Prepare));
+        // Whoever is followed is traced already, and what it is refused is told.
+        let alone = self.no_tracing && !exec.explain;
+        filters.extend(alone.then_some(Step::Expect(Refused::Tracing)));
+        let steps = files.map(|step| (step, Stage::Prepare));
         let steps = steps.chain(become_user.into_iter().map(|step| (step, Stage::User)));
         let steps = steps.chain([(Step::Enter(workdir), Stage::Workdir)]);
         Ok(steps.chain(filters.into_iter().map(|step| (step, Stage::Prepare))).collect())

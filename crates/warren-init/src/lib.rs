@@ -8,6 +8,7 @@
 mod account;
 mod apply;
 pub mod archive;
+mod attempt;
 mod exec;
 mod explain;
 mod files;

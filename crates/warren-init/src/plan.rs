@@ -48,6 +48,8 @@ pub struct Plan {
     pub bounds: Bounds,
     /// What it is walled off by.
     pub walls: Walls,
+    /// What is promised of its commands.
+    pub promised: Promised,
     /// Whether it is made before anybody asked for it: init does what no spec changes, and waits on its
     /// control socket for a plan that [`completes`](Plan::completes) this one.
     pub ahead: bool,
@@ -75,6 +77,7 @@ impl Plan {
             landlock: _,
             filter: _,
             bounds: _,
+            promised: _,
             ahead: _,
         } = begun;
         // A filesystem that was made without a bound never gets one.
@@ -85,6 +88,19 @@ impl Plan {
             && (&self.overlays, &self.mounts, &self.devices) == (overlays, mounts, devices)
             && (&self.proc, &self.walls) == (proc, walls)
     }
+}
+
+/// What is promised of a sandbox's commands and the rest of its plan does not say; tried before it is ready.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Promised {
+    /// That none traces another.
+    pub no_tracing: bool,
+    /// How many descriptors each of their processes may have.
+    pub open_files: Option<u64>,
+    /// That none has the place at this port of the host's own loopback, which is taken.
+    pub host_port: Option<u16>,
+    /// That none traces this process of the host.
+    pub host_pid: Option<i32>,
 }
 
 /// What a sandbox is walled off by.

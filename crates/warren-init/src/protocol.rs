@@ -99,6 +99,42 @@ pub mod tried {
     pub const KERNEL: u32 = 1 << 11;
     /// In a container: that a descriptor of what is mounted nowhere inside opens nothing.
     pub const UNMOUNTED: u32 = 1 << 12;
+    /// That no filesystem can be made.
+    pub const MOUNTING: u32 = 1 << 13;
+    /// That one who has the filter of a command cannot be traced.
+    pub const TRACING: u32 = 1 << 14;
+    /// That there is neither a raw nor a packet socket.
+    pub const RAW_SOCKETS: u32 = 1 << 15;
+    /// That no route leads to where clouds keep their secrets.
+    pub const METADATA: u32 = 1 << 16;
+    /// That a place on the loopback is free which is taken on the host's.
+    pub const HOST_LOOPBACK: u32 = 1 << 17;
+    /// That a file of `/proc` that everybody may read is empty.
+    pub const MASKED: u32 = 1 << 18;
+    /// That `/proc/sys` cannot be changed.
+    pub const PROC_SYS: u32 = 1 << 19;
+    /// That more room than there is cannot be taken.
+    pub const ROOM: u32 = 1 << 20;
+    /// That one who has the limit of a command gets no descriptor beyond it.
+    pub const OPEN_FILES: u32 = 1 << 21;
+    /// That a process too many is refused by the kernel's count for the sandbox's user.
+    pub const PROCESS_LIMIT: u32 = 1 << 22;
+    /// Without namespaces: that `/proc/sysrq-trigger` cannot be opened for writing.
+    pub const PROC_WRITES: u32 = 1 << 23;
+    /// On a kernel of its own: that the host's memory is not in `/proc`.
+    pub const HOST_MEMORY: u32 = 1 << 28;
+    /// That the memory of another process cannot be read.
+    pub const MEMORY: u32 = 1 << 29;
+    /// That a process of the host is not there to be traced.
+    pub const HOST_PROCESS: u32 = 1 << 30;
+    /// By the library: that the limit on memory, when it was written, was what was read back.
+    pub const SET_MEMORY: u32 = 1 << 24;
+    /// Likewise of processes.
+    pub const SET_PROCESSES: u32 = 1 << 25;
+    /// Likewise of the share of CPUs.
+    pub const SET_CPU_WEIGHT: u32 = 1 << 26;
+    /// Likewise of the time on CPUs.
+    pub const SET_CPU_QUOTA: u32 = 1 << 27;
 }
 
 /// What is asked of init. The first descriptor of each is the socket to answer on.

@@ -15,12 +15,11 @@ use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Pid, Resource};
 use warren_sys::seccomp::{self, Instruction};
-use warren_sys::{cred, fd, keyring, mount, net, process};
+use warren_sys::{cred, fd, keyring, mount, process};
 
 use crate::account::{Census, Common, Meter, Work};
-use crate::apply::{
-    self, Begin, Inherited, NO_CAPABILITY, NO_KEYCTL, NO_WAY_OUT, OWN_PROCESSES, Outside, holds,
-};
+use crate::apply::{self, Begin, Inherited, Outside};
+use crate::attempt::{self, NO_CAPABILITY, NO_KEYCTL, OWN_PROCESSES, holds};
 use crate::launcher::step;
 use crate::plan::{INIT_ID, Lifetime, OWN_GROUPS, Plan, Users, WORKLOAD_ID};
 use crate::protocol::{self, Failure, Proof, Report, tried};
@@ -82,15 +81,14 @@ fn settle_in(plan: &Plan, outside: &Outside) -> Result<Settled, Failure> {
     let all = step("make a control group in", pids, own_group(pids, "pids"))?;
     let common = step("limit", "processes", Common::new(&all, plan.bounds.processes))?;
     let group = step("make a control group in", cpu, own_group(cpu, "cpuacct"))?;
-    let way_out = net::find_way_out().err().and_then(|error| error.raw_os_error());
+    let network = attempt::network(plan)?;
     // By right: this kernel looks at the permissions before it asks who holds the files, who knows the mounts.
     let mounts = apply::prove_read_only(plan)?;
     // By right, too: it is not that it may not be seen, but that it is not there.
     let host = prove_apart(plan, outside)?;
+    let trial = attempt::as_command(plan)?;
     lock_down(plan)?;
-    let closed = [Errno::NETUNREACH, Errno::HOSTUNREACH].map(|errno| Some(errno.raw_os_error()));
-    holds(NO_WAY_OUT, closed.contains(&way_out))?;
-    let tried = tried::NETWORK | mounts | host | prove()?;
+    let tried = network | mounts | host | trial | prove(plan)?;
     Ok(Settled { meter, census, work: Work::on_own_kernel(group, common), tried })
 }
 
@@ -146,14 +144,18 @@ fn prove_apart(plan: &Plan, outside: &Outside) -> Result<u32, Failure> {
 }
 
 /// Tries what must fail now, and says what that was.
-fn prove() -> Result<u32, Failure> {
+fn prove(plan: &Plan) -> Result<u32, Failure> {
     let first = rustix::process::getpid() == Pid::INIT && rustix::process::getppid().is_none();
     holds(OWN_PROCESSES, first)?;
     holds(NO_CAPABILITY, cred::holds_nothing().unwrap_or(false))?;
     // This kernel has no key rings and says EACCES; EPERM is the filter's word.
     let refused = keyring::ask().err().and_then(|error| error.raw_os_error());
     holds(NO_KEYCTL, refused == Some(Errno::PERM.raw_os_error()))?;
-    Ok(tried::PROCESSES | tried::CAPABILITIES | tried::SECCOMP)
+    let own = tried::PROCESSES | tried::CAPABILITIES | tried::SECCOMP;
+    // Its `/proc` tells of nothing but this kernel, so that what is masked elsewhere need not be here.
+    let files = attempt::mounting()? | attempt::host_memory()?;
+    let more = files | attempt::raw_sockets()? | attempt::others(plan)?;
+    Ok(own | more | attempt::room(plan)?)
 }
 
 /// Takes what the guard hands in: somebody who found the sandbox by its place on the host. `None` once the

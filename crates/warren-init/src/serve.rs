@@ -202,7 +202,14 @@ pub(crate) fn serve(plan: &Plan, control: &OwnedFd, inherited: Inherited, kept: 
     let Inherited { work, listener, lock: _lock, .. } = inherited;
     let mut init = Init {
         plan,
-        starter: Starter { proof, filters, nice: plan.bounds.nice, users: plan.users, ruled },
+        starter: Starter {
+            proof,
+            filters,
+            nice: plan.bounds.nice,
+            users: plan.users,
+            no_tracing: plan.promised.no_tracing,
+            ruled,
+        },
         meter,
         census,
         refusals,

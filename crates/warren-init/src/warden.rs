@@ -17,15 +17,14 @@ use std::path::Path;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketType};
 use rustix::process::{DumpableBehavior, Resource, Signal, WaitId, WaitIdOptions, waitid};
 use warren_sys::landlock::{self, Access, Kind, Ruleset};
-use warren_sys::process::{self, End, Fork, Namespaces, SingleThreaded};
-use warren_sys::seccomp::{self, Instruction};
-use warren_sys::{cred, fd, keyring, mount, surface};
+use warren_sys::process::{self, Fork, Namespaces, SingleThreaded};
+use warren_sys::{cred, fd, keyring, mount};
 
 use crate::account::{Census, Meter};
-use crate::apply::{self, Inherited, NO_CAPABILITY, NO_KEYCTL, holds};
+use crate::apply::{self, Inherited};
+use crate::attempt::{self, NO_CAPABILITY, NO_KEYCTL, holds};
 use crate::launcher::step;
 use crate::plan::{HOME, INIT_ID, Lifetime, Plan, Rules, SCRATCH, WORKLOAD_ID, WORKSPACE};
 use crate::protocol::{self, Failure, Proof, Report, tried};
@@ -76,7 +75,7 @@ pub(crate) fn become_warden(
     match process::fork(proof, Namespaces::NONE, None) {
         Ok(Fork::Child) => {
             drop(events);
-            become_init(proof, (plan, rules), control, inherited)
+            become_init((plan, rules), control, inherited)
         }
         Ok(Fork::Parent { child, pidfd }) => {
             // Closed by its owner, and not behind its back below: who then drops it aborts, and the directory stays.
@@ -267,15 +266,10 @@ pub fn remove_directory(path: &Path) {
 }
 
 /// Goes on as init, in a copy of the warden. Does not return.
-fn become_init(
-    proof: &SingleThreaded,
-    (plan, rules): (&Plan, &Rules),
-    control: &OwnedFd,
-    inherited: Inherited,
-) -> ! {
+fn become_init((plan, rules): (&Plan, &Rules), control: &OwnedFd, inherited: Inherited) -> ! {
     let settled = lock_down(plan, rules, inherited.work.as_ref(), inherited.base).and_then(
         |(meter, census, directory, outside, refusals)| {
-            Ok((meter, census, directory, prove(proof, (plan, rules), &outside)?, refusals))
+            Ok((meter, census, directory, prove(plan, rules, &outside)?, refusals))
         },
     );
     match settled {
@@ -367,11 +361,7 @@ fn restrict(rules: &Rules, work: Option<&OwnedFd>, census: &Census) -> Result<()
 }
 
 /// Tries what must fail now, and says what that was.
-fn prove(
-    proof: &SingleThreaded,
-    (plan, rules): (&Plan, &Rules),
-    outside: &OwnedFd,
-) -> Result<u32, Failure> {
+fn prove(plan: &Plan, rules: &Rules, outside: &OwnedFd) -> Result<u32, Failure> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = rustix::fs::openat(outside, c".", flags, Mode::empty());
     holds("filesystem: list / by a descriptor", opened.err() == Some(Errno::ACCESS))?;
@@ -389,26 +379,13 @@ fn prove(
     holds(NO_CAPABILITY, cred::holds_nothing().unwrap_or(false))?;
     let refused = keyring::ask().err().and_then(|error| error.raw_os_error());
     holds(NO_KEYCTL, refused == Some(Errno::PERM.raw_os_error()))?;
-    let refused = step("try", "the filters of commands", prove_no_sockets(proof, plan))?;
-    holds("network: open a socket", refused)?;
-    let files = tried::FILES | tried::WRITES;
-    Ok(files | tried::SIGNALS | tried::CAPABILITIES | tried::SECCOMP | tried::SOCKETS)
-}
-
-/// Asks for sockets from where a command stands: init itself may have them.
-fn prove_no_sockets(proof: &SingleThreaded, plan: &Plan) -> io::Result<bool> {
-    const REFUSED: i32 = 42;
-    if let Some(child) = surface::fork_plainly(proof)? {
-        return process::reap(child).map(|(end, _)| end == End::Exited(REFUSED));
-    }
-    let filtered = plan.filter.workload.iter().all(|program| {
-        let program: Vec<_> = program.iter().copied().map(Instruction::from_bits).collect();
-        seccomp::install(&program).is_ok()
-    });
-    let refused = [AddressFamily::INET, AddressFamily::UNIX].into_iter().all(|family| {
-        rustix::net::socket(family, SocketType::STREAM, None).err() == Some(Errno::PERM)
-    });
-    process::exit_now(if filtered && refused { REFUSED } else { 1 })
+    let opened =
+        rustix::fs::open(c"/proc/sysrq-trigger", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
+    let held = opened.is_err_and(|error| [Errno::ACCESS, Errno::NOENT].contains(&error));
+    holds("filesystem: write /proc/sysrq-trigger", held)?;
+    let files = tried::FILES | tried::WRITES | tried::PROC_WRITES | attempt::mounting()?;
+    let own = tried::SIGNALS | tried::CAPABILITIES | tried::SECCOMP | attempt::raw_sockets()?;
+    Ok(files | own | attempt::as_command(plan)?)
 }
 
 /// Counts the processes and threads of this user, all over the host.

@@ -102,6 +102,17 @@ pub fn write(group: &Path, file: &str, value: &str) -> io::Result<()> {
     io::Write::write_all(&mut options.write(true).open(group.join(file))?, value.as_bytes())
 }
 
+/// Writes one value to a file of a group, and returns what the kernel made of it.
+pub fn set(group: &Path, file: &str, value: &str) -> io::Result<String> {
+    let mut options = fs::OpenOptions::new();
+    let mut file = options.read(true).write(true).open(group.join(file))?;
+    io::Write::write_all(&mut file, value.as_bytes())?;
+    // By the same descriptor: to find the file takes longer than to read it. A value is short.
+    let mut text = [0; 128];
+    let length = std::os::unix::fs::FileExt::read_at(&file, &mut text, 0)?;
+    Ok(String::from_utf8_lossy(&text[..length]).trim_end().to_owned())
+}
+
 /// Reads one file of a group.
 pub fn read(group: &Path, file: &str) -> io::Result<String> {
     fs::read_to_string(group.join(file))

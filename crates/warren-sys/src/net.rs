@@ -4,9 +4,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-use rustix::net::{
-    AddressFamily, Ipv4Addr, SocketAddrV4, SocketFlags, SocketType, connect, socket_with,
-};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 /// By number, from the kernel's `sockios.h`: C libraries do not agree on its type.
 const SIOCSIFFLAGS: libc::Ioctl = 0x8914;
@@ -53,12 +51,4 @@ pub fn namespace_of(socket: impl AsFd) -> io::Result<Option<u64>> {
 /// Returns the same of the network namespace of this thread.
 pub fn own_namespace() -> io::Result<Option<u64>> {
     namespace_of(socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)
-}
-
-/// Asks this network namespace for a way out, and sends nothing. `ENETUNREACH`: there is none.
-///
-/// A datagram socket is connected by a route alone. The address is nobody's: RFC 5737.
-pub fn find_way_out() -> io::Result<()> {
-    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    Ok(connect(&socket, &SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 9))?)
 }

@@ -66,6 +66,43 @@ pub enum Step {
     Filter(Arc<[Instruction]>),
     /// Gives up every capability in every set.
     DropCapabilities,
+    /// Tries what must be refused by now: done if it is.
+    Expect(Refused),
+}
+
+/// What a process is not to get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// To be traced by the one who started it, for which nobody needs a right.
+    Tracing,
+    /// A descriptor of this number.
+    Descriptor(u64),
+    /// A socket of this family and type. See socket(2).
+    Socket(u64, u64),
+}
+
+impl Refused {
+    /// Tries to get it.
+    fn attempt(self) -> Result<u64, Errno> {
+        let (number, args) = match self {
+            // PTRACE_TRACEME.
+            Self::Tracing => (libc::SYS_ptrace, [0; 4]),
+            Self::Descriptor(number) => (libc::SYS_dup3, [0, number, libc::O_CLOEXEC as u64, 0]),
+            Self::Socket(family, kind) => (libc::SYS_socket, [family, kind, 0, 0]),
+        };
+        // SAFETY: all of these take integers; what they make is this process's alone, and ends with it.
+        unsafe { process::call(number, args) }
+    }
+
+    /// Tells an answer that means no from one that means that this was let through, or got so far that something
+    /// else was wrong with it.
+    fn is_meant_by(self, errno: Errno) -> bool {
+        match self {
+            Self::Tracing => errno == Errno::PERM || errno == Errno::NOSYS,
+            Self::Descriptor(_) => errno == Errno::BADF || errno == Errno::MFILE,
+            Self::Socket(..) => errno == Errno::PERM || errno == Errno::AFNOSUPPORT,
+        }
+    }
 }
 
 /// A program with its arguments and environment.
@@ -323,6 +360,66 @@ pub fn prepare(
     Ok(Waiting { starting: Starting { pid, outcome, held: Some(held) }, orders })
 }
 
+/// A process that takes steps and ends.
+#[derive(Debug)]
+pub struct Trial {
+    pid: Pid,
+    /// What it reads until it has ended. `None` from then on.
+    held: Option<Box<Held>>,
+}
+
+impl Trial {
+    /// Starts one. It is a child of this process, whose streams it has.
+    pub fn begin(_proof: &SingleThreaded, steps: Vec<Step>) -> io::Result<Self> {
+        let held = Box::new(Held {
+            steps,
+            rest: UnsafeCell::new(None),
+            orders: None,
+            report: -1,
+            stack: Stack::take()?,
+        });
+        let pid = process::clone_sharing(try_out, &raw const *held, held.stack.memory(), None)?;
+        Ok(Self { pid, held: Some(held) })
+    }
+
+    /// Waits until it has ended; returns the first step that failed, if one did.
+    ///
+    /// # Errors
+    ///
+    /// It was ended by somebody else.
+    pub fn end(mut self) -> io::Result<Option<usize>> {
+        let (end, _) = process::reap(self.pid)?;
+        if let Some(held) = self.held.take() {
+            IDLE_STACK.set(Some(held.stack));
+        }
+        match end {
+            process::End::Exited(0) => Ok(None),
+            process::End::Exited(step) => Ok(usize::try_from(step - 1).ok()),
+            process::End::Signalled(_) => Err(Errno::INTR.into()),
+        }
+    }
+}
+
+impl Drop for Trial {
+    fn drop(&mut self) {
+        // Better lost than taken from under somebody who uses it.
+        std::mem::forget(self.held.take());
+    }
+}
+
+/// The process of a trial.
+extern "C" fn try_out(held: *const Held) -> ! {
+    // SAFETY: `Trial` keeps it until this process is over, and its owner does not look at it meanwhile.
+    let held = unsafe { &*held };
+    let failed = held.steps.iter().position(|step| held.take(step, None).is_err());
+    // Zero is for none; no trial has so many steps that the number does not fit.
+    let code = failed.map_or(0, |step| (step as u64 + 1).min(255));
+    loop {
+        // SAFETY: exit_group takes an integer and does not return.
+        let _ = unsafe { process::call(libc::SYS_exit_group, [code, 0, 0, 0]) };
+    }
+}
+
 /// The first number that no stream of a program has.
 const FIRST_FREE: i32 = 16;
 
@@ -433,6 +530,10 @@ impl Held {
                 let none = CapabilitySets { effective: none, permitted: none, inheritable: none };
                 rustix::thread::set_capabilities(None, none)
             }
+            Step::Expect(refused) => match refused.attempt() {
+                Err(errno) if refused.is_meant_by(errno) => Ok(()),
+                Ok(_) | Err(_) => Err(Errno::NOTRECOVERABLE),
+            },
         }
     }
 }
@@ -612,6 +713,50 @@ mod tests {
     fn of_two_variables_with_one_name_the_last_counts() {
         let found = program("/x", &["A=1", "B=2", "A=3=4", "AB=5"]);
         assert_eq!(strings(&found.env), ["A=3=4", "B=2", "AB=5"]);
+    }
+
+    #[test]
+    fn a_trial_tells_what_is_refused_from_what_gets_through() {
+        fn no_tracing() -> Vec<Instruction> {
+            let step = |code, jf, k| Instruction { code, jt: 0, jf, k };
+            let ptrace = u32::try_from(libc::SYS_ptrace).unwrap();
+            let (refuse, allow) = (step(0x06, 0, 0x0005_0001), step(0x06, 0, 0x7fff_0000));
+            vec![step(0x20, 0, 0), step(0x15, 1, ptrace), refuse, allow]
+        }
+        // Tests have threads. A copy of this process has one.
+        let alone = |steps: fn() -> Vec<Step>| {
+            // SAFETY: the copy makes system calls, allocates a little as glibc lets it after a fork, and ends.
+            match unsafe { libc::fork() } {
+                0 => {
+                    let _ = rustix::thread::set_no_new_privs(true);
+                    let tried = SingleThreaded::claim()
+                        .and_then(|proof| Trial::begin(&proof, steps()))
+                        .and_then(Trial::end);
+                    let code = match tried {
+                        Ok(None) => 0,
+                        Ok(Some(step)) => i32::try_from(step).unwrap_or(99) + 1,
+                        Err(_) => 100,
+                    };
+                    process::exit_now(code)
+                }
+                child => process::reap(Pid::from_raw(child).unwrap()).unwrap().0,
+            }
+        };
+        let end = alone(|| vec![Step::Expect(Refused::Tracing)]);
+        assert_eq!(end, process::End::Exited(1), "control: whoever may is traced");
+        let end = alone(|| vec![Step::Expect(Refused::Descriptor(99))]);
+        assert_eq!(end, process::End::Exited(1), "control: the number is free");
+        let end = alone(|| vec![Step::NewSession, Step::Expect(Refused::Socket(1, 1))]);
+        assert_eq!(end, process::End::Exited(2), "control: anybody may have one");
+        let end = alone(|| {
+            vec![
+                Step::Limit(Resource::Nofile, 99),
+                Step::Filter(no_tracing().into()),
+                Step::Expect(Refused::Tracing),
+                Step::Expect(Refused::Descriptor(99)),
+            ]
+        });
+        assert_eq!(end, process::End::Exited(0), "all is refused");
     }
 
     #[test]

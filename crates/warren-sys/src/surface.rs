@@ -27,6 +27,8 @@ pub enum Guarded {
     Setns,
     /// `open_by_handle_at`.
     FileHandle,
+    /// `process_vm_readv`.
+    ReadMemory,
 }
 
 impl Guarded {
@@ -40,12 +42,14 @@ impl Guarded {
             Self::UserNamespace => libc::SYS_unshare,
             Self::Setns => libc::SYS_setns,
             Self::FileHandle => libc::SYS_open_by_handle_at,
+            Self::ReadMemory => libc::SYS_process_vm_readv,
         };
         let none: libc::c_long = 0;
         // PTRACE_TRACEME is 0. A flag that no userfaultfd has. CLONE_NEWUSER, or a descriptor that is none.
         let first = match self {
             Self::IoUring => 1,
-            Self::Perf | Self::Ptrace => none,
+            // Of nobody, and nothing: what has no length is done.
+            Self::Perf | Self::Ptrace | Self::ReadMemory => none,
             Self::Userfaultfd => 1 << 20,
             Self::UserNamespace => libc::c_long::from(libc::CLONE_NEWUSER),
             Self::Setns => -1,
@@ -55,6 +59,15 @@ impl Guarded {
         // not look at; what such a call can change is this process alone.
         crate::check(unsafe { libc::syscall(number, first, none, none, none, none) }).map(drop)
     }
+}
+
+/// Tries to trace the process of this number, and does not stop it; what is traced is let go with this process.
+pub fn seize(pid: i32) -> io::Result<()> {
+    let (request, none) = (libc::c_long::from(libc::PTRACE_SEIZE), 0 as libc::c_long);
+    // SAFETY: PTRACE_SEIZE takes a number and options, of which there are none.
+    let result =
+        unsafe { libc::syscall(libc::SYS_ptrace, request, libc::c_long::from(pid), none, none) };
+    crate::check(result).map(drop)
 }
 
 /// Copies this process by the call that programs use; `None` in the copy.

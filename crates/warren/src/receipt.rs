@@ -24,6 +24,7 @@ use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 use warren_init::protocol::{self, Probe, Said, Tries, Try, tried};
 
+use crate::backend::linux::limits::Setting;
 use crate::{
     Bound, EnforcedLimit, Envelope, EnvelopeSignature, Extent, Limit, Receipt, ReceiptLayer,
     ReceiptTry, Result, SandboxCapabilities, SandboxError, SandboxId, SignedReceipt, Verdict,
@@ -328,9 +329,55 @@ const AT_CREATION: &[(u32, Wall, &str, &str, &str)] = &[
         "ENOENT",
         "a root of its own",
     ),
+    (
+        tried::MOUNTING,
+        Filesystem,
+        "make a filesystem",
+        "EPERM",
+        "no capability, and the system call filter",
+    ),
+    (tried::MASKED, Filesystem, "read /proc/cmdline", "empty, or not there", "a /proc of its own"),
+    (tried::HOST_MEMORY, Filesystem, "read /proc/kcore", "not there", "a /proc of its own"),
+    (tried::PROC_SYS, Filesystem, "change /proc/sys", "EROFS, or not there", "a /proc of its own"),
+    (
+        tried::PROC_WRITES,
+        Filesystem,
+        "write /proc/sysrq-trigger",
+        "EACCES",
+        "Landlock, and its owner",
+    ),
     (tried::SOCKETS, Network, "open a socket", "EPERM", "the system call filter"),
     (tried::SIGNALS, Processes, "signal a process outside", "EPERM", "Landlock"),
     (tried::NETWORK, Network, "find a route to 192.0.2.1", "ENETUNREACH", "a network namespace"),
+    (
+        tried::METADATA,
+        Network,
+        "connect to 169.254.169.254:80, where clouds keep their secrets",
+        "ENETUNREACH",
+        "a network namespace without a route",
+    ),
+    (
+        tried::METADATA,
+        Network,
+        "connect to [fd00:ec2::254]:80, where clouds keep their secrets",
+        "no way there",
+        "a network namespace without a route",
+    ),
+    (tried::HOST_LOOPBACK, Network, "share the host's 127.0.0.1", "apart", "a network namespace"),
+    (
+        tried::RAW_SOCKETS,
+        Network,
+        "open a raw socket",
+        "refused",
+        "no capability, and the system call filter",
+    ),
+    (
+        tried::RAW_SOCKETS,
+        Network,
+        "open a packet socket",
+        "refused",
+        "no capability, and the system call filter",
+    ),
     (
         tried::PROCESSES,
         Processes,
@@ -346,8 +393,32 @@ const AT_CREATION: &[(u32, Wall, &str, &str, &str)] = &[
         "read back",
     ),
     (tried::SECCOMP, Wall::Syscalls, "keyctl", "EPERM", "the system call filter"),
+    (tried::HOST_PROCESS, Processes, "trace a process of the host", "ESRCH", "a process namespace"),
+    (tried::MEMORY, Wall::Syscalls, "process_vm_readv", "EPERM", "the system call filter"),
+    (tried::TRACING, Wall::Syscalls, "ptrace", "EPERM", "the system call filter"),
     (tried::KERNEL, Wall::Syscalls, "be on the host's kernel", "apart", "a kernel of its own"),
 ];
+
+/// Of those the limits, which are promised by the backend.
+const LIMITS_AT_CREATION: &[(u32, Limit, &str)] = &[
+    (tried::OPEN_FILES, Limit::OpenFiles, "EBADF"),
+    (tried::ROOM, Limit::Write, "ENOSPC"),
+    (tried::PROCESS_LIMIT, Limit::Processes, "EAGAIN"),
+];
+
+/// What was read back of every sandbox when it was written.
+const SET_AT_CREATION: &[(u32, Limit)] = &[
+    (tried::SET_MEMORY, Limit::Memory),
+    (tried::SET_PROCESSES, Limit::Processes),
+    (tried::SET_CPU_WEIGHT, Limit::CpuWeight),
+    (tried::SET_CPU_QUOTA, Limit::CpuQuota),
+];
+
+/// Returns the bit by which it is kept that a limit was read back.
+pub(crate) fn set_bit(setting: &Setting) -> u32 {
+    let of = setting.limit();
+    SET_AT_CREATION.iter().find(|(_, limit)| Some(*limit) == of).map_or(0, |(bit, _)| *bit)
+}
 
 /// What a sandbox must not reach, tried against somebody who listens there.
 pub(crate) const HOST_LOOPBACK: &str = "tcp to the host's 127.0.0.1";
@@ -505,8 +576,13 @@ fn kernel() -> String {
 
 fn layer(wall: Wall, promises: &dyn Promises, attempt: &Attempt) -> ReceiptLayer {
     let mut tries = Vec::new();
+    let again = |what: &str| {
+        let mut meant = MEANINGS.iter().filter(|meaning| meaning.what == what);
+        meant.any(|meaning| attempt.tries.iter().any(|one| one.name == meaning.name))
+    };
     for (bit, of, what, said, by) in AT_CREATION {
-        if *of == wall && attempt.at_creation & bit != 0 {
+        // What was tried again since is told below.
+        if *of == wall && attempt.at_creation & bit != 0 && !again(what) {
             let (what, said, by) = ((*what).to_owned(), (*said).to_owned(), (*by).to_owned());
             tries.push(ReceiptTry { what, said, verdict: Verdict::Held, by });
         }
@@ -561,17 +637,30 @@ fn judge(meaning: &Meaning, promises: &dyn Promises, attempt: &Attempt) -> Optio
 
 /// Lists the limits that are promised and were not tried, or only read back.
 fn untried_limits(promises: &dyn Promises, attempt: &Attempt) -> Vec<ReceiptTry> {
+    let meaning = |limit: Limit| MEANINGS.iter().find(|meaning| meaning.limit == Some(limit));
     let was_tried = |limit: Limit| {
-        let name = MEANINGS.iter().find(|meaning| meaning.limit == Some(limit));
-        name.is_some_and(|meaning| attempt.tries.iter().any(|one| one.name == meaning.name))
+        let tries = |meaning: &Meaning| attempt.tries.iter().any(|one| one.name == meaning.name);
+        meaning(limit).is_some_and(tries)
     };
+    let had = |bit: u32| attempt.at_creation & bit != 0;
     let mut rest = Vec::new();
     for limit in Limit::ALL {
         let Some(enforced) = promises.limit(limit) else { continue };
         if was_tried(limit) {
             continue;
         }
+        let at_creation = LIMITS_AT_CREATION.iter().find(|(bit, of, _)| *of == limit && had(*bit));
+        if let (Some((.., said)), Some(meaning), Bound::Exact) =
+            (at_creation, meaning(limit), enforced.bound)
+        {
+            let (what, said, by) =
+                (meaning.what.to_owned(), (*said).to_owned(), enforced.by.clone());
+            rest.push(ReceiptTry { what, said, verdict: Verdict::Held, by });
+            continue;
+        }
         let back = attempt.read_back.iter().find(|(of, _)| *of == limit);
+        let set = SET_AT_CREATION.iter().any(|(bit, of)| *of == limit && had(*bit));
+        let back = back.copied().or_else(|| set.then_some((limit, true)));
         let (verdict, said) = match back {
             Some((_, true)) => (Verdict::Set, "read back"),
             Some((_, false)) => (Verdict::Open, "read back, and it is another"),

@@ -1,27 +1,52 @@
 //! What was tried of a sandbox when it was made, whoever put up its walls; and what becomes of one whose walls do not hold.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use warren::backend::{LandlockBackend, LinuxSandbox, OciBackend, OciRuntime};
+use warren::backend::{LandlockBackend, LinuxBackend, LinuxSandbox, OciBackend, OciRuntime};
 use warren::layers::Layers;
 use warren::{
-    CreateOptions, Extent, IsolationBackend, Receipt, Sandbox as _, SandboxError, SandboxId,
-    SandboxSpec, Verdict,
+    Command, CreateOptions, ExecContext, Extent, IsolationBackend, Receipt, Sandbox as _,
+    SandboxError, SandboxId, SandboxSpec, Verdict,
 };
 use warren_sys::seccomp::{self, Instruction};
+use warren_sys::{mount, process};
 
 /// Calls that put up a wall: landlock_restrict_self(2), which has one number everywhere, and seccomp(2).
 const RESTRICT_SELF: u32 = 446;
-const SECCOMP: u32 = if cfg!(target_arch = "x86_64") { 317 } else { 277 };
+const SECCOMP: u32 = by_machine(317, 277);
 /// What every backend promises of a process that it starts.
-const ALIKE: [(&str, &str); 2] =
-    [("privileges", "hold a capability that the profile has not"), ("syscalls", "keyctl")];
-/// What one promises that has a network and processes of its own.
-const APART: [(&str, &str); 3] = [
-    ("filesystem", "make a directory in what the host shows"),
-    ("network", "find a route to 192.0.2.1"),
-    ("processes", "be in the host's process namespace"),
+const ALIKE: [(&str, &str); 7] = [
+    ("filesystem", "make a filesystem"),
+    ("limits", "open one file too many"),
+    ("network", "open a packet socket"),
+    ("network", "open a raw socket"),
+    ("privileges", "hold a capability that the profile has not"),
+    ("syscalls", "keyctl"),
+    ("syscalls", "ptrace"),
 ];
+/// What one promises that has a network and processes of its own.
+const APART: [(&str, &str); 8] = [
+    ("filesystem", "make a directory in what the host shows"),
+    ("network", "connect to 169.254.169.254:80, where clouds keep their secrets"),
+    ("network", "connect to [fd00:ec2::254]:80, where clouds keep their secrets"),
+    ("network", "find a route to 192.0.2.1"),
+    ("network", "share the host's 127.0.0.1"),
+    ("processes", "be in the host's process namespace"),
+    ("processes", "trace a process of the host"),
+    ("syscalls", "process_vm_readv"),
+];
+/// What one promises whose root is on a filesystem of the host's kernel.
+const ROOTED: [(&str, &str); 3] = [
+    ("filesystem", "change /proc/sys"),
+    ("filesystem", "read /proc/cmdline"),
+    ("limits", "take more room than there may be"),
+];
+
+/// Chooses the number that a call has here.
+const fn by_machine(x86_64: u32, aarch64: u32) -> u32 {
+    if cfg!(target_arch = "x86_64") { x86_64 } else { aarch64 }
+}
 
 /// Lists what held of a receipt.
 fn held(receipt: &Receipt) -> Vec<(&str, &str)> {
@@ -52,8 +77,8 @@ async fn was_tried<B: IsolationBackend>(
     assert_eq!((receipt.extent, receipt.verdict), (Extent::Creation, Verdict::Partly));
     assert_eq!(held(&receipt), expected, "{receipt:#?}");
     for layer in &receipt.layers {
-        // Limits are tried by whoever asks for that.
-        let verdict = if layer.layer == "limits" { Verdict::NotTried } else { Verdict::Held };
+        // Memory and the number of processes are tried by whoever asks for that.
+        let verdict = if layer.layer == "limits" { Verdict::Partly } else { Verdict::Held };
         assert_eq!(layer.verdict, verdict, "{layer:#?}");
     }
     let (id, anchor) = (sandbox.id().clone(), sandbox.anchor().unwrap());
@@ -78,6 +103,7 @@ async fn landlock_was_tried() {
     let expected = [
         ("filesystem", "list the host's / by a descriptor"),
         ("filesystem", "make a directory beside its own"),
+        ("filesystem", "write /proc/sysrq-trigger"),
         ("network", "open a socket"),
         ("processes", "signal a process outside"),
     ];
@@ -109,6 +135,52 @@ fn lie_about(call: u32) {
     seccomp::install(&program).unwrap();
 }
 
+/// Likewise of a limit on descriptors: prlimit64(2) with a new one.
+fn lie_about_open_files() {
+    const OPEN_FILES: u32 = 7;
+    let step = |code, jt, jf, k| Instruction { code, jt, jf, k };
+    // As above, with the low halves of the second and the third argument: which limit, and the new one.
+    let program = [
+        step(0x20, 0, 0, 0),
+        step(0x15, 0, 5, by_machine(302, 261)),
+        step(0x20, 0, 0, 24),
+        step(0x15, 0, 3, OPEN_FILES),
+        step(0x20, 0, 0, 32),
+        step(0x15, 1, 0, 0),
+        step(0x06, 0, 0, 0x0005_0000),
+        step(0x06, 0, 0, 0x7fff_0000),
+    ];
+    rustix::thread::set_no_new_privs(true).unwrap();
+    seccomp::install(&program).unwrap();
+}
+
+/// Makes a sandbox where the kernel does as it says, and then where it does not, and expects that the other is refused for this
+/// attempt and leaves nothing.
+async fn a_lie_is_no_sandbox(lie: impl FnOnce(), attempt: &str) {
+    let make = async || {
+        let options = CreateOptions { persistent: false, ..options() };
+        let id = options.id.clone().unwrap();
+        let backend = LinuxBackend::new().unwrap();
+        let made = backend.create(&SandboxSpec::default(), &options).await;
+        (id, made, backend)
+    };
+    let (id, sound, _backend) = make().await;
+    assert!(!groups_of(&id).is_empty() || !rustix::process::geteuid().is_root(), "control");
+    sound.expect("control: the kernel does as it says").destroy().await.unwrap();
+    lie();
+    let (id, made, _backend) = make().await;
+    refused_for(made, &id, attempt);
+    assert_eq!(groups_of(&id), Vec::<PathBuf>::new(), "nothing is left");
+}
+
+/// Finds the control groups of a sandbox, wherever they are.
+fn groups_of(id: &SandboxId) -> Vec<PathBuf> {
+    let layout = warren_sys::cgroup::Layout::detect().unwrap();
+    let all = layout.v1.iter().map(|(_, hierarchy)| hierarchy).chain(&layout.v2);
+    let places = all.map(|hierarchy| hierarchy.own.join(format!("warren-{id}")));
+    places.filter(|place| place.exists()).collect()
+}
+
 /// Expects that a sandbox is refused for this attempt.
 fn refused_for(made: Result<LinuxSandbox, SandboxError>, id: &SandboxId, attempt: &str) {
     let error = made.expect_err(attempt);
@@ -117,7 +189,7 @@ fn refused_for(made: Result<LinuxSandbox, SandboxError>, id: &SandboxId, attempt
 }
 
 /// As a kernel would do it that does not know of Landlock what it says it does.
-async fn a_wall_of_rules_that_is_not_there_is_no_sandbox(call: u32, attempt: &str) {
+async fn a_wall_of_rules_that_is_not_there_is_no_sandbox(lie: impl FnOnce(), attempt: &str) {
     let spec = SandboxSpec::default();
     let make = async || {
         let options = CreateOptions { persistent: false, ..options() };
@@ -130,7 +202,7 @@ async fn a_wall_of_rules_that_is_not_there_is_no_sandbox(call: u32, attempt: &st
     let (id, sound, _backend) = make().await;
     assert!(place(&id).exists(), "control: {}", place(&id).display());
     sound.expect("control: the kernel does as it says").destroy().await.unwrap();
-    lie_about(call);
+    lie();
     let (id, made, _backend) = make().await;
     refused_for(made, &id, attempt);
     assert!(!place(&id).exists(), "nothing is left");
@@ -155,25 +227,103 @@ async fn a_wall_of_a_container_that_is_not_there_is_no_sandbox(runtime: OciRunti
     assert!(!place(&id).exists(), "nothing is left");
 }
 
+/// Puts a runtime in the place of another, for this thread and what it starts: it changes what it was told, by a script for
+/// sed(1), before it hands that on to the real one.
+fn bend(runtime: OciRuntime, script: &str) -> tempfile::TempDir {
+    // Where they are looked for first.
+    const FIRST: &str = "/usr/local/sbin";
+    let name = runtime.program();
+    let places = ["/usr/local/bin", "/usr/sbin", "/usr/bin"].map(|place| format!("{place}/{name}"));
+    let real = places.iter().find(|path| Path::new(path).is_file()).unwrap();
+    let text = format!(
+        "#!/bin/sh\nfor word do\n  [ \"$last\" = --bundle ] && sed -i '{script}' \"$word/config.json\"\n  \
+         last=$word\ndone\nexec {real} \"$@\"\n"
+    );
+    let directory = tempfile::tempdir().unwrap();
+    let program = directory.path().join(name);
+    std::fs::write(&program, text).unwrap();
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&program, open).unwrap();
+    process::new_mount_namespace().unwrap();
+    mount::make_private().unwrap();
+    mount::bind(directory.path().to_str().unwrap(), FIRST).unwrap();
+    directory
+}
+
+/// Expects that what a runtime makes is refused for such an attempt once it leaves something out, and that nothing is left.
+async fn a_bent_runtime_makes_no_sandbox(runtime: OciRuntime, script: &str, attempt: &str) {
+    let make = async || {
+        let options = CreateOptions { persistent: false, ..options() };
+        let id = options.id.clone().unwrap();
+        let backend = OciBackend::new(runtime).unwrap();
+        let made = backend.create(&SandboxSpec::default(), &options).await;
+        (id, made, backend)
+    };
+    let place = |id: &SandboxId| warren::backend::oci::place().join(id.as_str());
+    let _plain = bend(runtime, "s/nothing/nothing/");
+    let (id, sound, _backend) = make().await;
+    assert!(place(&id).exists(), "control: {}", place(&id).display());
+    sound.expect("control: it does what it is told").destroy().await.unwrap();
+    let _bent = bend(runtime, script);
+    let (id, made, _backend) = make().await;
+    let error = made.expect_err(attempt);
+    let SandboxError::WallOpen { id: open_id, open } = &error else { panic!("{error:?}") };
+    assert_eq!(open_id, &id);
+    assert!(open.len() == 1 && open[0].starts_with(attempt), "{open:?}");
+    assert!(!place(&id).exists(), "nothing is left");
+    assert_eq!(groups_of(&id), Vec::<PathBuf>::new(), "nothing is left");
+}
+
+/// Scripts that take a wall out of a container's configuration, or put a hole into it.
+const NO_NETWORK: &str = r#"s/{"type":"network"},//"#;
+const NO_MASKS: &str = r#"s/"maskedPaths":\[[^]]*\]/"maskedPaths":[]/"#;
+const SHOWN: &str = r#"s|"mounts":\[|&{"destination":"/run","type":"bind","source":"/run","options":["rbind","ro"]},|"#;
+const NO_READONLY: &str = r#"s/"readonlyPaths":\[[^]]*\]/"readonlyPaths":[]/"#;
+
 mod needs_root {
     use super::*;
 
     #[tokio::test]
+    async fn runc_that_shares_the_hosts_network_makes_no_sandbox() {
+        let attempt = "network: ";
+        a_bent_runtime_makes_no_sandbox(OciRuntime::Runc, NO_NETWORK, attempt).await;
+    }
+
+    #[tokio::test]
+    async fn runc_that_masks_nothing_makes_no_sandbox() {
+        let attempt = "filesystem: read /proc/cmdline";
+        a_bent_runtime_makes_no_sandbox(OciRuntime::Runc, NO_MASKS, attempt).await;
+    }
+
+    #[tokio::test]
+    async fn crun_that_leaves_proc_writable_makes_no_sandbox() {
+        let attempt = "filesystem: change /proc/sys";
+        a_bent_runtime_makes_no_sandbox(OciRuntime::Crun, NO_READONLY, attempt).await;
+    }
+
+    #[tokio::test]
+    async fn runsc_that_shows_a_place_of_the_host_makes_no_sandbox() {
+        let attempt = "filesystem: find a path of the host that it was not given";
+        a_bent_runtime_makes_no_sandbox(OciRuntime::Runsc, SHOWN, attempt).await;
+    }
+
+    #[tokio::test]
     async fn a_container_of_crun_was_tried() {
         let own = [("filesystem", "open by a descriptor what is mounted nowhere inside")];
-        container_was_tried(OciRuntime::Crun, &own).await;
+        container_was_tried(OciRuntime::Crun, &[&ROOTED[..], &own].concat()).await;
     }
 
     #[tokio::test]
     async fn a_container_of_runc_was_tried() {
         let own = [("filesystem", "open by a descriptor what is mounted nowhere inside")];
-        container_was_tried(OciRuntime::Runc, &own).await;
+        container_was_tried(OciRuntime::Runc, &[&ROOTED[..], &own].concat()).await;
     }
 
     #[tokio::test]
     async fn a_kernel_of_its_own_was_tried() {
         let own = [
             ("filesystem", "find a path of the host that it was not given"),
+            ("filesystem", "read /proc/kcore"),
             ("syscalls", "be on the host's kernel"),
         ];
         container_was_tried(OciRuntime::Runsc, &own).await;
@@ -198,8 +348,8 @@ async fn anybody_has_each_kind_of_wall_tried() {
 
 #[tokio::test]
 async fn anybody_is_refused_filters_that_the_kernel_does_not_hold() {
-    let call = SECCOMP;
-    a_wall_of_rules_that_is_not_there_is_no_sandbox(call, "syscalls: keyctl").await;
+    let lie = || lie_about(SECCOMP);
+    a_wall_of_rules_that_is_not_there_is_no_sandbox(lie, "syscalls: keyctl").await;
 }
 
 #[tokio::test]
@@ -209,5 +359,83 @@ async fn anybody_is_refused_rules_that_the_kernel_does_not_hold() {
         true => "filesystem: list / by a descriptor",
         false => "processes: signal the one who made the sandbox",
     };
-    a_wall_of_rules_that_is_not_there_is_no_sandbox(RESTRICT_SELF, attempt).await;
+    let lie = || lie_about(RESTRICT_SELF);
+    a_wall_of_rules_that_is_not_there_is_no_sandbox(lie, attempt).await;
+}
+
+#[tokio::test]
+async fn anybody_is_refused_room_that_has_no_end() {
+    // fallocate(2).
+    let lie = || lie_about(by_machine(285, 47));
+    a_lie_is_no_sandbox(lie, "limits: take more room than there may be").await;
+}
+
+#[tokio::test]
+async fn anybody_is_refused_descriptors_that_have_no_end() {
+    let attempt = "limits: open one file too many";
+    a_wall_of_rules_that_is_not_there_is_no_sandbox(lie_about_open_files, attempt).await;
+}
+
+#[tokio::test]
+async fn anybody_runs_no_command_whose_limit_the_kernel_does_not_hold() {
+    // Where no process tries it at creation, each command's own does.
+    let run = async || {
+        let backend = LinuxBackend::new().unwrap();
+        let sandbox = backend.create(&SandboxSpec::default(), &CreateOptions::default()).await;
+        let sandbox = sandbox.unwrap();
+        let ran = sandbox.exec(&Command::new("/bin/true"), &ExecContext::default()).await;
+        sandbox.destroy().await.unwrap();
+        ran
+    };
+    assert_eq!(run().await.expect("control: the kernel does as it says").exit_code, 0);
+    lie_about_open_files();
+    let error = run().await.expect_err("a limit that does not hold");
+    assert!(matches!(error, SandboxError::Program { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn anybody_has_the_filters_of_commands_tried_where_nobody_waits_for_it() {
+    let tried = ["open one file too many", "ptrace"];
+    let backend = LinuxBackend::new().unwrap().beginning_ahead();
+    let make = async |spec: &SandboxSpec| {
+        let sandbox = backend.create(spec, &CreateOptions::default()).await.unwrap();
+        let receipt = sandbox.receipt();
+        sandbox.destroy().await.unwrap();
+        tried.map(|what| held(&receipt).iter().any(|(_, held)| *held == what))
+    };
+    let spec = SandboxSpec::default();
+    assert_eq!(make(&spec).await, [false; 2], "control: it was made while its caller waited");
+    let mut ahead = [false; 2];
+    for _ in 0..200 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        ahead = make(&spec).await;
+        if ahead[0] {
+            break;
+        }
+    }
+    assert_eq!(ahead, [true; 2]);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let other = SandboxSpec { seccomp_profile: Some("strict".to_owned()), ..spec };
+    assert_eq!(make(&other).await, [false; 2], "with other filters than those that it has");
+}
+
+#[tokio::test]
+async fn anybody_is_refused_settings_of_the_kernel_that_can_be_changed() {
+    // utimensat(2).
+    let lie = || lie_about(by_machine(280, 88));
+    a_lie_is_no_sandbox(lie, "filesystem: change /proc/sys").await;
+}
+
+#[tokio::test]
+async fn anybody_is_refused_a_network_with_a_way_out() {
+    // connect(2).
+    let lie = || lie_about(by_machine(42, 203));
+    a_lie_is_no_sandbox(lie, "network: find a route to 192.0.2.1").await;
+}
+
+#[tokio::test]
+async fn anybody_is_refused_processes_that_belong_to_others() {
+    // ptrace(2).
+    let lie = || lie_about(by_machine(101, 117));
+    a_lie_is_no_sandbox(lie, "processes: trace a process of the host").await;
 }

@@ -7,7 +7,7 @@ use warren_sys::seccomp::{self, Instruction};
 
 use crate::backend::linux::host::Privilege;
 use crate::backend::linux::limits::Decision;
-use crate::backend::linux::plan::{Look, stay_visible};
+use crate::backend::linux::plan::{Look, promised, stay_visible};
 use crate::profile::{Profile, ProfileUsers, Seccomp};
 use crate::{Result, SandboxError, SandboxId, SandboxSpec};
 
@@ -186,6 +186,7 @@ pub(crate) fn plan(inputs: &Inputs<'_>, host: &impl Look) -> Result<Plan> {
             file_bytes: spec.limits.max_write_bytes,
             nonce: nonce(inputs.id),
         }),
+        promised: promised(inputs.seccomp, inputs.limits),
         ahead: false,
     })
 }

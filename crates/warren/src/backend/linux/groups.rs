@@ -349,12 +349,24 @@ pub(crate) fn name(id: &SandboxId) -> String {
     format!("{PREFIX}{id}")
 }
 
+/// Writes a limit, and sees to it that the kernel holds it.
 fn write(group: &Path, setting: &Setting) -> Result<()> {
-    match cgroup::write(group, setting.file, &setting.value) {
+    match cgroup::set(group, setting.file, &setting.value) {
         Err(error) if setting.optional && error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other
-            .map_err(|error| SandboxError::step("set the limit", group.join(setting.file), error)),
+        Err(error) => Err(SandboxError::step("set the limit", group.join(setting.file), error)),
+        Ok(found) if setting.is_held_by(&found) => Ok(()),
+        Ok(found) => {
+            let (file, wanted, found) = (setting.file, &setting.value, found.escape_debug());
+            let open = format!("limits: {file} is `{found}` after `{wanted}` was written");
+            Err(SandboxError::WallOpen { id: id_of(group).unwrap_or_default(), open: vec![open] })
+        }
     }
+}
+
+/// Returns whose group this is, by its name.
+fn id_of(group: &Path) -> Option<SandboxId> {
+    let id = group.file_name().and_then(|name| name.to_str()?.strip_prefix(PREFIX));
+    id.map(SandboxId::from_string)
 }
 
 fn no_group(setting: &Setting) -> SandboxError {
@@ -362,9 +374,31 @@ fn no_group(setting: &Setting) -> SandboxError {
 }
 
 fn make(group: &Path) -> Result<()> {
-    let id = group.file_name().and_then(|name| name.to_str()?.strip_prefix(PREFIX));
-    fs::create_dir(group).map_err(|error| match (error.kind(), id) {
-        (io::ErrorKind::AlreadyExists, Some(id)) => super::taken(&SandboxId::from_string(id)),
+    fs::create_dir(group).map_err(|error| match (error.kind(), id_of(group)) {
+        (io::ErrorKind::AlreadyExists, Some(id)) => super::taken(&id),
         _ => SandboxError::step("create the control group", group, error),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_that_the_kernel_does_not_hold_is_an_open_wall() {
+        let directory = tempfile::tempdir().unwrap();
+        let group = directory.path().join("warren-sbx-1");
+        fs::create_dir(&group).unwrap();
+        let (controller, value) = (Controller::V2, "64".to_owned());
+        let setting = Setting { controller, file: "pids.max", value, optional: false };
+        fs::write(group.join("pids.max"), "").unwrap();
+        write(&group, &setting).expect("control: it holds what is written");
+        fs::remove_file(group.join("pids.max")).unwrap();
+        // Takes everything and holds nothing.
+        std::os::unix::fs::symlink("/dev/null", group.join("pids.max")).unwrap();
+        let error = write(&group, &setting).unwrap_err();
+        let SandboxError::WallOpen { id, open } = error else { panic!("{error:?}") };
+        assert_eq!(id.as_str(), "sbx-1");
+        assert_eq!(open, ["limits: pids.max is `` after `64` was written"]);
+    }
 }

@@ -30,6 +30,27 @@ pub(crate) struct Setting {
     pub(crate) optional: bool,
 }
 
+impl Setting {
+    /// Tells whether the kernel holds what was written; it rounds memory down to whole pages.
+    pub(crate) fn is_held_by(&self, found: &str) -> bool {
+        match (found.parse::<u64>(), self.value.parse::<u64>()) {
+            (Ok(found), Ok(written)) => found <= written && written - found < 4096,
+            _ => found == self.value,
+        }
+    }
+
+    /// Returns the limit that it is, if a caller can ask for it.
+    pub(crate) fn limit(&self) -> Option<Limit> {
+        match self.file {
+            "memory.max" | "memory.limit_in_bytes" => Some(Limit::Memory),
+            "pids.max" => Some(Limit::Processes),
+            "cpu.weight" | "cpu.shares" => Some(Limit::CpuWeight),
+            "cpu.max" | "cpu.cfs_quota_us" => Some(Limit::CpuQuota),
+            _ => None,
+        }
+    }
+}
+
 /// How the limits of one sandbox are held.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Decision {
@@ -349,6 +370,20 @@ fn nice(weight: u64) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_rounding_is_overlooked_when_a_limit_is_read_back() {
+        let is_same = |found: &str, written: &str| {
+            let (controller, value) = (Controller::V2, written.to_owned());
+            Setting { controller, file: "memory.max", value, optional: false }.is_held_by(found)
+        };
+        assert!(
+            is_same("64", "64")
+                && is_same("20480", "24000")
+                && is_same("50000 100000", "50000 100000")
+        );
+        assert!(!is_same("65", "64") && !is_same("16384", "24000") && !is_same("max", "64"));
+    }
 
     fn everything(controller: &Controller) -> GroupSupport {
         let some = || Some(controller.clone());

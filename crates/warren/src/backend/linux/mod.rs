@@ -35,6 +35,7 @@ pub use sandbox::LinuxSandbox;
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
+use std::net::{Ipv4Addr, UdpSocket};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -119,6 +120,8 @@ struct Inner {
     registry: Mutex<Registry>,
     /// The next of them.
     ahead: Ahead,
+    /// Has a place on the host's own loopback, which no sandbox is to share.
+    place: Option<UdpSocket>,
     launcher: Launcher,
     host: Host,
 }
@@ -277,7 +280,9 @@ impl LinuxBackend {
         host.groups.own_kernel =
             matches!(&launcher, Launcher::Container(it) if it.has_own_kernel());
         let (registry, ahead) = (Mutex::default(), Ahead::default());
-        let inner = Inner { runtime, kind, layers, host, launcher, registry, ahead };
+        // Without a loopback there is nothing to be shared.
+        let place = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).ok();
+        let inner = Inner { runtime, kind, layers, host, launcher, registry, ahead, place };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -446,6 +451,8 @@ impl LinuxBackend {
                 if self.inner.host.groups.own_kernel {
                     plan.walls = Walls::OwnKernel;
                 }
+                let place = self.inner.place.as_ref().and_then(|place| place.local_addr().ok());
+                plan.promised.host_port = place.map(|place| place.port());
                 Ok(plan)
             }
             Kind::Rules { below } => {

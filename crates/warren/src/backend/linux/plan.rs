@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 
 use warren_init::plan::{
     Cgroups, Entry, EntryKind, Filter, Identity, Landlock, Lifetime, Mount, Overlay, Owner, Owners,
-    Plan, Proc, Root, Scratch, Users, Walls,
+    Plan, Proc, Promised, Root, Scratch, Users, Walls,
 };
 
 use warren_sys::process;
@@ -17,7 +17,7 @@ use super::host::{FileKind, Privilege};
 use super::limits::Decision;
 use crate::layers::Layers;
 use crate::profile::{Profile, ProfileUsers, Seccomp};
-use crate::{Base, HostTools, LayerId, Result, SandboxError, SandboxId, SandboxSpec};
+use crate::{Base, HostTools, LayerId, Limit, Result, SandboxError, SandboxId, SandboxSpec};
 
 /// What of `/dev` a sandbox has, beside terminals and shared memory of its own.
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
@@ -195,8 +195,20 @@ pub(crate) fn plan(inputs: &Inputs<'_>, host: &impl Look) -> Result<Plan> {
         cgroups: inputs.cgroups.clone(),
         bounds: inputs.limits.bounds,
         walls: Walls::Namespaces,
+        promised: promised(inputs.seccomp, inputs.limits),
         ahead: false,
     })
+}
+
+/// Says what is promised of commands, whatever is around them.
+pub(crate) fn promised(seccomp: &Seccomp, limits: &Decision) -> Promised {
+    let files = limits.enforced.iter().find(|enforced| enforced.limit == Limit::OpenFiles);
+    Promised {
+        no_tracing: seccomp.blocked_categories.contains(&"debug"),
+        open_files: files.map(|enforced| enforced.value),
+        host_port: None,
+        host_pid: i32::try_from(std::process::id()).ok(),
+    }
 }
 
 /// Says where the layers are that the root stands on.

@@ -40,10 +40,11 @@ use crate::backend::landlock::rules;
 use crate::backend::oci::Container;
 use crate::layers::Held;
 use crate::profile::{self, Profile, ProfileUsers, Seccomp, capability_names};
+use crate::receipt;
 use crate::{
     Base, Capture, Command, CreateOptions, DiffEntry, DiffOptions, Enforcement, ExecCause,
     ExecContext, ExecHandle, ExecId, ExecOptions, ExecOutput, ExecReport, Explain, Extent,
-    FoundExec, Layer, LogPiece, LogStream, LogWait, PortStream, Receipt, ResourceLimits,
+    FoundExec, Layer, Limit, LogPiece, LogStream, LogWait, PortStream, Receipt, ResourceLimits,
     ResourceUsage, Result, Sandbox, SandboxCapabilities, SandboxError, SandboxFiles, SandboxId,
     SandboxSpec, StreamOutput, TimeLimits,
 };
@@ -237,12 +238,24 @@ async fn finish(
         // A runtime needs more of everything than what it starts.
         instance.groups().change(wanted.id, wanted.settings)?;
     }
+    instance.proof.tried |= read_back(wanted);
     let sent = send(&instance, later).await?.or(sent);
     if instance.home.is_some() {
         instance.on_drop = OnDrop::Leave;
         instance.groups().leave();
     }
     Ok((instance, sent))
+}
+
+/// Says which limits were read back when they were written, by the bits of [`protocol::tried`].
+fn read_back(wanted: &Wanted<'_>) -> u32 {
+    let own_kernel = wanted.plan.walls == Walls::OwnKernel;
+    let settings = wanted.settings.iter().filter(|setting| {
+        // There the host's groups hold more than what was asked for: the kernel that it brings along, too.
+        let limit = setting.limit();
+        !(own_kernel && matches!(limit, Some(Limit::Memory | Limit::Processes)))
+    });
+    settings.map(receipt::set_bit).fold(0, |all, bit| all | bit)
 }
 
 /// What a sandbox has on the host before it has a process.
