@@ -1,12 +1,16 @@
 //! What a manager does with the records of the one before it: takes over what still runs, finishes
 //! what was half-made or half-destroyed, and removes what belongs to nobody.
 //!
-//! What cannot be done when the manager opens is tried again by each sweep.
+//! Several are looked at side by side, and whoever does not answer soon is left for later: one init that hangs keeps neither the
+//! others waiting nor the manager closed. What cannot be done when the manager opens is tried again at once, with more
+//! patience, and by each sweep.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::stream::{self, Stream, StreamExt as _};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -20,6 +24,11 @@ use crate::{CreateOptions, Result, Sandbox, SandboxError, SandboxId, SessionStat
 
 /// How long one sandbox may take to be taken over, or its remains to be removed.
 const ADOPT_TIME: Duration = Duration::from_secs(60);
+/// How long one may take to be taken over while the manager opens, and everybody waits: an init answers in less than a
+/// millisecond, and on a host with more to do than it can in a few.
+const OPENING_TIME: Duration = Duration::from_secs(3);
+/// How many are looked at side by side.
+const AT_ONCE: usize = 16;
 
 /// What became of a record.
 enum Fate {
@@ -30,6 +39,9 @@ enum Fate {
     /// Its backend is missing or does not answer, so its record stays as it is.
     Unreachable,
 }
+
+/// What the store has of one sandbox.
+type Known = (SandboxRecord, Vec<SessionRecord>);
 
 impl Inner {
     /// Makes the registry what the store says, and the host what the registry says.
@@ -44,15 +56,22 @@ impl Inner {
         let unfinished = self.unfinished_forks().await?;
         let mut dropped = Vec::new();
         let mut spared = BTreeSet::new();
-        for record in image.sandboxes {
+        let known: Vec<Known> = image
+            .sandboxes
+            .into_iter()
+            .map(|record| {
+                let mut held = sessions.remove(&record.id).unwrap_or_default();
+                held.retain(|record| record.session.state != SessionState::Terminated);
+                match unfinished.contains(&record.id) {
+                    true => (SandboxRecord { phase: Phase::Creating, ..record }, held),
+                    false => (record, held),
+                }
+            })
+            .collect();
+        let mut fates = pin!(self.decide_all(known, OPENING_TIME));
+        while let Some(((record, held), fate)) = fates.next().await {
             let id = record.id.clone();
-            let mut held = sessions.remove(&id).unwrap_or_default();
-            held.retain(|record| record.session.state != SessionState::Terminated);
-            let record = match unfinished.contains(&id) {
-                true => SandboxRecord { phase: Phase::Creating, ..record },
-                false => record,
-            };
-            match self.decide(&record, &held).await {
+            match fate {
                 Fate::Adopted(handle) => {
                     spared.insert(id);
                     dropped.extend(settled(&record, &handle).map(Change::PutSandbox));
@@ -86,11 +105,41 @@ impl Inner {
             self.forget_forks().await?;
         }
         self.collect().await;
-        info!(sandboxes = self.registry().sandboxes.len(), "took over");
+        let left = self.registry().unreachable.len();
+        info!(sandboxes = self.registry().sandboxes.len(), left, "took over");
+        if left > 0 {
+            // Some may only have been slow.
+            let inner = Arc::clone(self);
+            self.tasks.spawn(async move {
+                tokio::select! {
+                    () = inner.stop.cancelled() => {}
+                    () = inner.recover_rest() => {}
+                }
+            });
+        }
         Ok(())
     }
 
-    async fn decide(&self, record: &SandboxRecord, sessions: &[SessionRecord]) -> Fate {
+    /// Finds out what becomes of each, several side by side, in the order in which it is known.
+    fn decide_all(
+        &self,
+        known: impl IntoIterator<Item = Known>,
+        patience: Duration,
+    ) -> impl Stream<Item = (Known, Fate)> {
+        let decide = move |(record, sessions): Known| async move {
+            // On the heap: it is large, and there are several.
+            let fate = Box::pin(self.decide(&record, &sessions, patience)).await;
+            ((record, sessions), fate)
+        };
+        stream::iter(known).map(decide).buffer_unordered(AT_ONCE)
+    }
+
+    async fn decide(
+        &self,
+        record: &SandboxRecord,
+        sessions: &[SessionRecord],
+        patience: Duration,
+    ) -> Fate {
         let backend = self.backends.iter().find(|backend| backend.name() == record.backend);
         let Some(backend) = backend else {
             warn!(sandbox = %record.id, backend = %record.backend, "its backend is not here");
@@ -114,7 +163,7 @@ impl Inner {
                         None => Ok(None),
                     }
                 };
-                bounded("taking over the sandbox", ADOPT_TIME, adoption).await
+                bounded("taking over the sandbox", patience, adoption).await
             }
             None => Ok(None),
         };
@@ -204,13 +253,15 @@ impl Inner {
                 warn!(backend = backend.name(), %error, "cannot tell what is left on the host");
                 Vec::new()
             });
-            for id in remains.iter().filter(|id| !spared.contains(id)) {
+            let strays = remains.into_iter().filter(|id| !spared.contains(id));
+            let remove = async |id: SandboxId| {
                 info!(sandbox = %id, "removing what belongs to nobody");
-                if let Err(error) = self.remove_stray(index, id).await {
+                if let Err(error) = self.remove_stray(index, &id).await {
                     warn!(sandbox = %id, %error, "could not be removed yet");
-                    self.registry().strays.insert((index, id.clone()));
+                    self.registry().strays.insert((index, id));
                 }
-            }
+            };
+            stream::iter(strays).for_each_concurrent(AT_ONCE, remove).await;
         }
     }
 
@@ -226,8 +277,11 @@ impl Inner {
             let registry = self.registry();
             (registry.unreachable.clone(), registry.strays.clone())
         };
-        for (id, Unreachable { record, sessions }) in rest {
-            match self.decide(&record, &sessions).await {
+        let rest = rest.into_values().map(|Unreachable { record, sessions }| (record, sessions));
+        let mut fates = pin!(self.decide_all(rest, ADOPT_TIME));
+        while let Some(((record, sessions), fate)) = fates.next().await {
+            let id = record.id.clone();
+            match fate {
                 Fate::Unreachable => {}
                 Fate::Adopted(handle) => {
                     info!(sandbox = %id, "took over after all");
