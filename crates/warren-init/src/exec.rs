@@ -1,5 +1,6 @@
 //! Starting a command: the last steps between init and somebody else's program.
 
+use std::cell::OnceCell;
 use std::ffi::CString;
 use std::io;
 use std::iter;
@@ -16,6 +17,7 @@ use warren_sys::spawn::{self, Outcome, Program, Refused, Starting, Step, Waiting
 use warren_sys::{cred, process};
 
 use crate::account::{Leaf, Work};
+use crate::explain;
 use crate::plan::{Users, WORKLOAD_ID};
 use crate::protocol::{Exec, Stage};
 use crate::users::User;
@@ -106,7 +108,11 @@ pub(crate) struct Ends {
 #[derive(Debug)]
 pub(crate) struct Starter {
     pub(crate) proof: SingleThreaded,
+    /// Init's own filter, which every command has below its own.
+    pub(crate) init_filter: Arc<[Instruction]>,
     pub(crate) filters: Vec<Arc<[Instruction]>>,
+    /// Those of a command that is followed, made when there is the first.
+    pub(crate) followed: OnceCell<Vec<Arc<[Instruction]>>>,
     pub(crate) nice: i32,
     pub(crate) users: Users,
     /// Whether none may trace another.
@@ -257,7 +263,13 @@ impl Starter {
         let workdir = workdir.ok_or((Stage::Workdir, Errno::INVAL.raw_os_error()))?;
         // What only init may call, and then every capability. One of root's has those of the bounding
         // set again once it is executed.
-        let mut filters: Vec<Step> = self.filters.iter().cloned().map(Step::Filter).collect();
+        let own = match exec.explain {
+            true => {
+                self.followed.get_or_init(|| explain::filters(&self.init_filter, &self.filters))
+            }
+            false => &self.filters,
+        };
+        let mut filters: Vec<Step> = own.iter().cloned().map(Step::Filter).collect();
         filters
             .extend(matches!(self.users, Users::Several { .. }).then_some(Step::DropCapabilities));
         // Whoever is followed is traced already, and what it is refused is told.

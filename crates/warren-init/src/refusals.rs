@@ -88,7 +88,9 @@ impl Heard {
 fn answer(program: &[Instruction], call: &Call) -> u16 {
     match evaluate(program, call) {
         Action::Errno(errno) => errno,
-        Action::Allow | Action::Ask | Action::KillProcess => EPERM,
+        Action::Allow | Action::Ask | Action::KillProcess | Action::Trace | Action::Trap(_) => {
+            EPERM
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 //! One loop, no threads. Each command has a socket of its own to whoever asked for it; when that
 //! closes, the command and all it started are ended.
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -204,7 +205,9 @@ pub(crate) fn serve(plan: &Plan, control: &OwnedFd, inherited: Inherited, kept: 
         plan,
         starter: Starter {
             proof,
+            init_filter: program(&plan.filter.init),
             filters,
+            followed: OnceCell::new(),
             nice: plan.bounds.nice,
             users: plan.users,
             no_tracing: plan.promised.no_tracing,

@@ -192,8 +192,10 @@ const JUMP_AT_LEAST: u16 = 0x35; // BPF_JMP | BPF_JGE | BPF_K
 const RETURN: u16 = 0x06; // BPF_RET | BPF_K
 
 const RET_KILL_PROCESS: u32 = 0x8000_0000;
+const RET_TRAP: u32 = 0x0003_0000;
 const RET_ERRNO: u32 = 0x0005_0000;
 const RET_USER_NOTIF: u32 = 0x7fc0_0000;
+const RET_TRACE: u32 = 0x7ff0_0000;
 const RET_ALLOW: u32 = 0x7fff_0000;
 
 // Offsets into struct seccomp_data.
@@ -309,10 +311,16 @@ impl Arch {
 pub enum Action {
     /// The whole process dies as if by `SIGSYS`.
     KillProcess,
+    /// The call is not made, and the caller gets `SIGSYS` with this errno; who follows it can have the call fail with
+    /// that instead ([`trapping`]). No profile says so.
+    Trap(u16),
     /// The call is not made and fails with this errno.
     Errno(u16),
     /// Whoever listens to the filter is asked ([`crate::notify`]). No profile says so.
     Ask,
+    /// Whoever follows the caller sees it begin ([`crate::trace`]); if nobody does it fails with `ENOSYS`. No profile
+    /// says so.
+    Trace,
     /// The call is made.
     Allow,
 }
@@ -324,7 +332,7 @@ impl Action {
     #[must_use]
     pub fn stacked_on(self, older: Self) -> Self {
         match (self, older) {
-            (Self::Errno(_), Self::Errno(_)) => self,
+            (Self::Errno(_), Self::Errno(_)) | (Self::Trap(_), Self::Trap(_)) => self,
             _ => self.min(older),
         }
     }
@@ -333,7 +341,9 @@ impl Action {
         match self {
             Self::KillProcess => RET_KILL_PROCESS,
             Self::Errno(errno) => RET_ERRNO | errno as u32,
+            Self::Trap(errno) => RET_TRAP | errno as u32,
             Self::Ask => RET_USER_NOTIF,
+            Self::Trace => RET_TRACE,
             Self::Allow => RET_ALLOW,
         }
     }
@@ -343,7 +353,9 @@ impl Action {
         match value & 0xffff_0000 {
             RET_ALLOW => Self::Allow,
             RET_ERRNO => Self::Errno((value & 0xffff) as u16),
+            RET_TRAP => Self::Trap((value & 0xffff) as u16),
             RET_USER_NOTIF => Self::Ask,
+            RET_TRACE => Self::Trace,
             _ => Self::KillProcess,
         }
     }
@@ -606,11 +618,27 @@ fn search(segments: &[Segment]) -> Vec<Instruction> {
 
 fn checked(action: Action) -> Result<Action, CompileError> {
     match action {
-        Action::Errno(errno) if errno == 0 || errno > MAX_ERRNO => {
+        Action::Errno(errno) | Action::Trap(errno) if errno == 0 || errno > MAX_ERRNO => {
             Err(CompileError::Errno { errno })
         }
-        Action::Allow | Action::Ask | Action::Errno(_) | Action::KillProcess => Ok(action),
+        Action::Allow
+        | Action::Ask
+        | Action::Errno(_)
+        | Action::KillProcess
+        | Action::Trace
+        | Action::Trap(_) => Ok(action),
     }
+}
+
+/// Makes of a program one that refuses the same calls in a way that who follows the caller hears of: by a trap, of which
+/// [`crate::trace`] makes the errno. A call that traps is not made, whether or not anybody follows.
+#[must_use]
+pub fn trapping(program: &[Instruction]) -> Vec<Instruction> {
+    let trap = |instruction: &Instruction| match instruction.answer() {
+        Some(Action::Errno(errno)) => Instruction::returning(Action::Trap(errno)),
+        _ => *instruction,
+    };
+    program.iter().map(trap).collect()
 }
 
 /// Adds `program` to the filters of this thread, for ever, and of what it forks and executes from now on.
@@ -951,6 +979,26 @@ mod tests {
         assert_eq!(Action::Allow.stacked_on(EPERM), EPERM);
         assert_eq!(ENOSYS.stacked_on(EPERM), ENOSYS);
         assert_eq!(EPERM.stacked_on(Action::KillProcess), Action::KillProcess);
+    }
+
+    #[test]
+    fn what_traps_refuses_what_the_program_refuses_and_nothing_else() {
+        let rules = [
+            rule(1, EPERM, &[]),
+            rule(2, ENOSYS, &[equal(0, LOW, 1)]),
+            rule(3, Action::KillProcess, &[]),
+        ];
+        let program = compile(Arch::X86_64, Action::Allow, &rules).unwrap();
+        let trapping = trapping(&program);
+        for (nr, args) in [(1, [0; 6]), (2, [0; 6]), (2, [1; 6]), (3, [0; 6]), (4, [0; 6])] {
+            let expected = match ask(&program, nr, args) {
+                Action::Errno(errno) => Action::Trap(errno),
+                other => other,
+            };
+            assert_eq!(ask(&trapping, nr, args), expected, "{nr}");
+            let both = ask(&trapping, nr, args).stacked_on(ask(&program, nr, args));
+            assert_eq!(both, expected, "a trap outranks an errno");
+        }
     }
 
     #[test]

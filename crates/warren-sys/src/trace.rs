@@ -8,10 +8,14 @@ use std::io;
 
 use rustix::process::Pid;
 
+use crate::seccomp::Call;
+
 /// What a followed process stopped for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// A call begins or has ended: ask [`call`].
+    /// A call that a filter wants to be seen ([`Action::Trace`](crate::seccomp::Action::Trace)) begins: ask [`call`].
+    Begins,
+    /// A call that was let go on [to its end](GoOn::ToEndOfCall) has ended: ask [`call`].
     Call,
     /// It started another, which is followed as well.
     Started,
@@ -54,9 +58,12 @@ pub fn follow_me() -> io::Result<()> {
     unsafe { ptrace(libc::PTRACE_TRACEME as Word, 0, 0, 0) }.map(drop)
 }
 
-/// Has what the stopped `pid` starts be followed too, and its calls told apart from signals.
+/// Has what the stopped `pid` starts be followed too, its calls told apart from signals, and those told that filters
+/// want to be seen. Without who follows them such calls would fail: so all are killed should it die.
 pub fn follow_all(pid: Pid) -> io::Result<()> {
     let options = libc::PTRACE_O_TRACESYSGOOD
+        | libc::PTRACE_O_TRACESECCOMP
+        | libc::PTRACE_O_EXITKILL
         | libc::PTRACE_O_TRACEFORK
         | libc::PTRACE_O_TRACEVFORK
         | libc::PTRACE_O_TRACECLONE
@@ -68,17 +75,17 @@ pub fn follow_all(pid: Pid) -> io::Result<()> {
 /// How far a stopped process goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GoOn {
-    /// To the next call, or the end of this one.
-    ToNextCall,
-    /// As far as it likes: it is followed no more.
-    Alone,
+    /// To the end of the call that begins.
+    ToEndOfCall,
+    /// To the next call that is to be seen, or whatever else happens.
+    On,
 }
 
 /// Lets the stopped `pid` go on, with `signal` if that is not 0.
 pub fn go_on(pid: Pid, how: GoOn, signal: i32) -> io::Result<()> {
     let request = match how {
-        GoOn::ToNextCall => libc::PTRACE_SYSCALL,
-        GoOn::Alone => libc::PTRACE_DETACH,
+        GoOn::ToEndOfCall => libc::PTRACE_SYSCALL,
+        GoOn::On => libc::PTRACE_CONT,
     };
     // SAFETY: both take the number of a signal and touch no memory.
     unsafe { ptrace(request as Word, raw(pid), 0, signal.into()) }.map(drop)
@@ -157,6 +164,7 @@ fn wait_id(pid: Option<Pid>, options: i32) -> io::Result<Known> {
 fn stop(pid: Pid, status: i32) -> Stop {
     match (status & 0xff, status >> 8) {
         (_, libc::PTRACE_EVENT_EXEC) => Stop::Executed,
+        (_, libc::PTRACE_EVENT_SECCOMP) => Stop::Begins,
         (_, event) if event != 0 => Stop::Started,
         (signal, _) if signal == libc::SIGTRAP | 0x80 => Stop::Call,
         (libc::SIGSTOP | libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU, _)
@@ -196,6 +204,7 @@ struct CallInfo {
 const GET_SYSCALL_INFO: Word = 0x420e;
 const BEGINS: u8 = 1;
 const ENDS: u8 = 2;
+const IS_FILTERED: u8 = 3;
 
 /// Tells how far the call is at which `pid` stopped; `None` if it is at none.
 pub fn call(pid: Pid) -> Option<CallState> {
@@ -205,10 +214,74 @@ pub fn call(pid: Pid) -> Option<CallState> {
     unsafe { ptrace(GET_SYSCALL_INFO, raw(pid), size, place) }.ok()?;
     let [nr, args @ ..] = info.words;
     match info.op {
-        BEGINS => Some(CallState::Begun { arch: info.arch, nr, args }),
+        BEGINS | IS_FILTERED => Some(CallState::Begun { arch: info.arch, nr, args }),
         ENDS => Some(CallState::Ended(nr.cast_signed())),
         _ => None,
     }
+}
+
+/// The registers of a process, as NT_PRSTATUS has them, and where in them are the arguments of a call and its result.
+#[cfg(target_arch = "x86_64")]
+mod registers {
+    /// r15 r14 r13 r12 rbp rbx r11 r10 r9 r8 rax rcx rdx rsi rdi orig_rax rip cs eflags rsp ss and six bases.
+    pub(super) const REGISTERS: usize = 27;
+    pub(super) const ARGUMENTS: [usize; 6] = [14, 13, 12, 7, 9, 8];
+    pub(super) const RESULT: usize = 10;
+}
+
+/// The registers of a process, as NT_PRSTATUS has them, and where in them are the arguments of a call and its result.
+#[cfg(target_arch = "aarch64")]
+mod registers {
+    /// x0 to x30, sp, pc, pstate.
+    pub(super) const REGISTERS: usize = 34;
+    pub(super) const ARGUMENTS: [usize; 6] = [0, 1, 2, 3, 4, 5];
+    pub(super) const RESULT: usize = 0;
+}
+
+use registers::{ARGUMENTS, REGISTERS, RESULT};
+
+type Registers = [u64; REGISTERS];
+
+/// `si_code` of a `SIGSYS` that a filter sent.
+const SYS_SECCOMP: i32 = 1;
+
+/// Tells which call was refused, if `pid` stopped for the `SIGSYS` of a filter that [traps](crate::seccomp::trapping).
+///
+/// A process can send the like to itself: whether its filters refuse this call is for the caller to know.
+pub fn trapped(pid: Pid) -> Option<Call> {
+    let mut info = [0_u32; size_of::<libc::siginfo_t>() / 4];
+    let place = info.as_mut_ptr() as Word;
+    // SAFETY: PTRACE_GETSIGINFO writes one `siginfo_t`, as long as the array, which outlives the call.
+    unsafe { ptrace(libc::PTRACE_GETSIGINFO as Word, raw(pid), 0, place) }.ok()?;
+    // Signal, errno, code and padding; the address, in two; then the number and the ABI of the call.
+    let [signal, _, code, _, _, _, nr, arch, ..] = info;
+    let is_filters = signal == libc::SIGSYS.cast_unsigned() && code == SYS_SECCOMP.cast_unsigned();
+    let registers = is_filters.then(|| registers_of(pid)).flatten()?;
+    Some(Call { arch, nr, args: ARGUMENTS.map(|index| registers[index]) })
+}
+
+/// Has the call of `pid` that was [trapped] look as if it had failed with `errno`.
+pub fn fail_trapped(pid: Pid, errno: u16) -> io::Result<()> {
+    let failed = || io::Error::from_raw_os_error(libc::ESRCH);
+    let mut registers = registers_of(pid).ok_or_else(failed)?;
+    registers[RESULT] = (-i64::from(errno)).cast_unsigned();
+    exchange(libc::PTRACE_SETREGSET as Word, pid, &mut registers)
+}
+
+fn registers_of(pid: Pid) -> Option<Registers> {
+    let mut registers = [0; REGISTERS];
+    exchange(libc::PTRACE_GETREGSET as Word, pid, &mut registers).ok()?;
+    Some(registers)
+}
+
+fn exchange(request: Word, pid: Pid, registers: &mut Registers) -> io::Result<()> {
+    const NT_PRSTATUS: Word = 1;
+    let iov_len = size_of::<Registers>();
+    let mut vector = libc::iovec { iov_base: registers.as_mut_ptr().cast(), iov_len };
+    let place = (&raw mut vector) as Word;
+    // SAFETY: both requests read or write what the vector names and no more, and then its length; all outlive the call.
+    unsafe { ptrace(request, raw(pid), NT_PRSTATUS, place) }?;
+    if vector.iov_len == iov_len { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
 }
 
 /// Reads the memory of the stopped `pid` at `address`, as far as there is some; returns how much.

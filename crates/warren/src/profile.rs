@@ -158,7 +158,7 @@ mod tests {
         match action {
             Action::Allow => "allow",
             Action::KillProcess => "kill",
-            Action::Ask => unreachable!("no profile says so"),
+            Action::Ask | Action::Trace | Action::Trap(_) => unreachable!("no profile says so"),
             Action::Errno(errno) => {
                 compiled::ERRNOS.iter().find(|(_, number)| *number == errno).unwrap().0
             }

@@ -2,6 +2,10 @@
 
 use std::ffi::c_long;
 
+use warren_sys::seccomp::{
+    Action, Arch, Comparison, CompileError, Condition, Instruction, Rule, compile,
+};
+
 use crate::protocol::denied::Right;
 
 /// What a call is about.
@@ -120,17 +124,73 @@ fn older(nr: c_long, args: &[u64; 6]) -> Vec<Subject> {
 /// Too new for some C libraries.
 const SYS_FCHMODAT2: c_long = 452;
 
+/// Writes the filter by which a command's calls are seen: those that something can be said about if they fail.
+///
+/// Not reading and writing, which is what most programs do most.
+pub(crate) fn seen() -> Result<Vec<Instruction>, CompileError> {
+    const EMPTY_PATH: u64 = libc::AT_EMPTY_PATH as u64;
+    // What makes descriptors, beside what has a path.
+    const OPENS: [c_long; 12] = [
+        libc::SYS_socket,
+        libc::SYS_socketpair,
+        libc::SYS_accept,
+        libc::SYS_accept4,
+        libc::SYS_pipe2,
+        libc::SYS_dup,
+        libc::SYS_dup3,
+        libc::SYS_eventfd2,
+        libc::SYS_epoll_create1,
+        libc::SYS_timerfd_create,
+        libc::SYS_signalfd4,
+        libc::SYS_memfd_create,
+    ];
+    let opens = |nr: u32| OPENS.contains(&c_long::from(nr)) || opens_as_before(nr);
+    let is_seen = |nr: &u32| {
+        let number = u64::from(*nr);
+        let (ones, talks) = ([1; 6], talks_by(number, &[1; 6]).is_some());
+        !subjects(number, &ones).is_empty() || talks || starts_a_task(number) || opens(*nr)
+    };
+    let rule = |nr: u32| {
+        // It is about an open descriptor then.
+        let by_path =
+            Condition { argument: 3, mask: EMPTY_PATH, comparison: Comparison::Equal, value: 0 };
+        let is_stat = c_long::from(nr) == libc::SYS_newfstatat;
+        let when = if is_stat { vec![by_path] } else { Vec::new() };
+        Rule { nr, action: Action::Trace, when }
+    };
+    let rules: Vec<Rule> = (0..NUMBERS).filter(is_seen).map(rule).collect();
+    compile(Arch::NATIVE, Action::Allow, &rules)
+}
+
+/// Beyond the last number that any of these calls has.
+const NUMBERS: u32 = 500;
+
+#[cfg(target_arch = "x86_64")]
+fn opens_as_before(nr: u32) -> bool {
+    const OLDER: [c_long; 5] = [
+        libc::SYS_pipe,
+        libc::SYS_dup2,
+        libc::SYS_eventfd,
+        libc::SYS_epoll_create,
+        libc::SYS_signalfd,
+    ];
+    OLDER.contains(&c_long::from(nr))
+}
+
+#[cfg(target_arch = "aarch64")]
+fn opens_as_before(_: u32) -> bool {
+    false
+}
+
 /// Returns the descriptor of a call that sends or receives something.
 pub(crate) fn talks_by(nr: u64, args: &[u64; 6]) -> Option<i32> {
-    const TALKS: [c_long; 8] = [
+    const TALKS: [c_long; 6] = [
         libc::SYS_sendto,
         libc::SYS_sendmsg,
         libc::SYS_sendmmsg,
         libc::SYS_recvfrom,
         libc::SYS_recvmsg,
         libc::SYS_recvmmsg,
-        libc::SYS_read,
-        libc::SYS_write,
     ];
     let talks = c_long::try_from(nr).is_ok_and(|nr| TALKS.contains(&nr));
     if talks { descriptor(args[0]) } else { None }
@@ -182,6 +242,27 @@ mod tests {
 
     fn call(nr: c_long, args: [u64; 6]) -> Vec<Subject> {
         subjects(nr.cast_unsigned(), &args)
+    }
+
+    #[test]
+    fn what_can_be_told_is_seen_and_reading_and_writing_are_not() {
+        use warren_sys::seccomp::{Call, evaluate};
+        let filter = seen().unwrap();
+        let ask = |nr: c_long, args| {
+            let (arch, nr) = (Arch::NATIVE.audit(), nr.try_into().unwrap());
+            evaluate(&filter, &Call { arch, nr, args })
+        };
+        for nr in
+            [libc::SYS_openat, libc::SYS_connect, libc::SYS_clone, libc::SYS_dup, SYS_FCHMODAT2]
+        {
+            assert_eq!(ask(nr, [0; 6]), Action::Trace, "{nr}");
+        }
+        for nr in [libc::SYS_read, libc::SYS_write, libc::SYS_futex, libc::SYS_mmap, 499] {
+            assert_eq!(ask(nr, [0; 6]), Action::Allow, "{nr}");
+        }
+        let (by_path, by_descriptor) = ([0; 6], [0, 0, 0, 0x1000, 0, 0]);
+        assert_eq!(ask(libc::SYS_newfstatat, by_path), Action::Trace);
+        assert_eq!(ask(libc::SYS_newfstatat, by_descriptor), Action::Allow);
     }
 
     #[test]

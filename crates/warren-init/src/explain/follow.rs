@@ -1,4 +1,9 @@
-//! The follower of a command: sees every call of it and of all it starts, and judges those that fail.
+//! The follower of a command: sees the calls of it and of all it starts that something can be said about if they
+//! fail, and judges those that do.
+//!
+//! Which calls it sees is said by a filter of the command's ([`calls::seen`]), so that all others run as ever; and
+//! what its filters refuse traps, and is made to fail here as they say. Neither is made if nobody follows: a
+//! command lives as long as its follower, and what it leaves behind does.
 //!
 //! Everything it reads of a command is the command's to change meanwhile: a path may be another by the
 //! time it is read. So what is told is what was asked for as far as anybody can see; nothing relies on it.
@@ -63,7 +68,7 @@ struct Follower {
     /// Those that a signal stopped.
     standing: Vec<Pid>,
     /// The call that each is in.
-    begun: HashMap<Pid, (u32, u64, [u64; 6])>,
+    begun: HashMap<Pid, (u64, [u64; 6])>,
     walls: Walls,
     surveyor: Surveyor,
     denials: Denials,
@@ -77,21 +82,30 @@ impl Follower {
             return;
         }
         let signal = match stop {
+            Stop::Begins => {
+                self.begins(pid);
+                return;
+            }
             Stop::Call => {
-                self.at_call(pid);
+                self.ends(pid);
                 0
             }
-            Stop::Started => 0,
+            // It is in the middle of the call that did so, and which does not fail.
+            Stop::Started => {
+                self.begun.remove(&pid);
+                0
+            }
             Stop::Executed => {
+                self.begun.remove(&pid);
                 self.executed |= self.command == Some(pid);
                 0
             }
+            Stop::Signal(libc::SIGSYS) if self.is_trapped(pid) => 0,
             Stop::Signal(signal) => signal,
-            Stop::Group if !self.told => {
+            Stop::Group => {
                 self.standing.push(pid);
                 return;
             }
-            Stop::Group => 0,
         };
         self.go_on(pid, signal);
     }
@@ -104,15 +118,19 @@ impl Follower {
         }
         let signal = match stop {
             Stop::Signal(signal) if signal != libc::SIGSTOP => signal,
-            Stop::Signal(_) | Stop::Group | Stop::Call | Stop::Started | Stop::Executed => 0,
+            Stop::Signal(_)
+            | Stop::Group
+            | Stop::Begins
+            | Stop::Call
+            | Stop::Started
+            | Stop::Executed => 0,
         };
         self.go_on(pid, signal);
     }
 
     fn go_on(&self, pid: Pid, signal: i32) {
-        let how = if self.told { GoOn::Alone } else { GoOn::ToNextCall };
         // One that was killed meanwhile is told of as ended.
-        let _ = trace::go_on(pid, how, signal);
+        let _ = trace::go_on(pid, GoOn::On, signal);
     }
 
     /// Tells what was seen when the command is gone and nobody knows it yet; then lets it be known.
@@ -120,9 +138,6 @@ impl Follower {
         if self.command == Some(pid) && !self.told {
             let _ = protocol::send(line, &self.denials, &[]);
             self.told = true;
-            for standing in std::mem::take(&mut self.standing) {
-                self.go_on(standing, 0);
-            }
         }
         self.known.remove(&pid);
         self.begun.remove(&pid);
@@ -141,34 +156,41 @@ impl Follower {
         }
     }
 
-    fn at_call(&mut self, pid: Pid) {
-        match trace::call(pid) {
-            Some(CallState::Begun { arch, nr, args }) => {
-                self.begun.insert(pid, (arch, nr, args));
+    /// A call begins. How it ends is of interest only while somebody is told.
+    fn begins(&mut self, pid: Pid) {
+        let how = match trace::call(pid) {
+            Some(CallState::Begun { nr, args, .. }) if self.executed && !self.told => {
+                self.begun.insert(pid, (nr, args));
+                GoOn::ToEndOfCall
             }
-            Some(CallState::Ended(result)) => {
-                let Some((arch, nr, args)) = self.begun.remove(&pid) else { return };
-                if let Ok(errno @ 1..=4095) = i32::try_from(result.wrapping_neg())
-                    && self.executed
-                    && !self.told
-                {
-                    self.failed(pid, Errno::from_raw_os_error(errno), arch, nr, args);
-                }
-            }
-            None => {}
+            _ => GoOn::On,
+        };
+        let _ = trace::go_on(pid, how, 0);
+    }
+
+    fn ends(&mut self, pid: Pid) {
+        let Some((nr, args)) = self.begun.remove(&pid) else { return };
+        let Some(CallState::Ended(result)) = trace::call(pid) else { return };
+        if let Ok(errno @ 1..=4095) = i32::try_from(result.wrapping_neg()) {
+            self.failed(pid, Errno::from_raw_os_error(errno), nr, args);
         }
     }
 
-    /// Notes why a call failed, if it was a wall.
-    fn failed(&mut self, pid: Pid, errno: Errno, arch: u32, nr: u64, args: [u64; 6]) {
-        let code = errno.raw_os_error();
-        if judge::may_be_filtered(errno)
-            && let Some(call) = judge::call(arch, nr, args)
-            && let Some(refused) = self.walls.of_call(errno, &call)
-        {
-            self.denials.add(refused, code);
-            return;
+    /// Has a call fail that the filters refuse, and notes it; `false` if the signal is another's.
+    fn is_trapped(&mut self, pid: Pid) -> bool {
+        let Some(call) = trace::trapped(pid) else { return false };
+        let Some((errno, refused)) = self.walls.of_call(&call) else { return false };
+        // Where that fails it is gone.
+        let _ = trace::fail_trapped(pid, errno);
+        if let Some(refused) = refused.filter(|_| self.executed && !self.told) {
+            self.denials.add(refused, errno.into());
         }
+        true
+    }
+
+    /// Notes why a call failed, if it was a wall.
+    fn failed(&mut self, pid: Pid, errno: Errno, nr: u64, args: [u64; 6]) {
+        let code = errno.raw_os_error();
         match errno {
             Errno::MFILE => self.denials.add(Refused::Bound(Bound::OpenFiles), code),
             Errno::AGAIN if calls::starts_a_task(nr) => {

@@ -4,7 +4,7 @@
 //! own, a port that nobody listens on. What is not shown to be a wall's is not told.
 
 use rustix::io::Errno;
-use warren_sys::seccomp::{Action, Arch, Call, Instruction, evaluate};
+use warren_sys::seccomp::{Action, Call, Instruction, evaluate};
 
 use crate::protocol::denied::{PathWall, Refused, Right};
 
@@ -87,23 +87,15 @@ impl Walls {
         }
     }
 
-    /// Decides whether the filter refused a call.
-    pub(crate) fn of_call(&self, errno: Errno, call: &Call) -> Option<Refused> {
-        // What every C library calls first, and does without by `clone`.
-        if i64::from(call.nr) == libc::SYS_clone3 {
-            return None;
-        }
+    /// Decides whether the filters refuse a call: with which errno, and what of it is to be told.
+    pub(crate) fn of_call(&self, call: &Call) -> Option<(u16, Option<Refused>)> {
         let answers = self.filters.iter().map(|filter| evaluate(filter, call));
         let answer = answers.fold(Action::Allow, |older, newer| newer.stacked_on(older));
-        let refused = u16::try_from(errno.raw_os_error()).map(Action::Errno);
-        (refused == Ok(answer)).then_some(Refused::Call { nr: call.nr, args: call.args })
+        let Action::Errno(errno) = answer else { return None };
+        // What every C library calls first, and does without by `clone`.
+        let is_told = i64::from(call.nr) != libc::SYS_clone3;
+        Some((errno, is_told.then_some(Refused::Call { nr: call.nr, args: call.args })))
     }
-}
-
-/// Makes of a call what a filter sees; `None` if its number is none.
-pub(crate) fn call(arch: u32, nr: u64, args: [u64; 6]) -> Option<Call> {
-    let nr = u32::try_from(nr).ok()?;
-    (arch == Arch::NATIVE.audit()).then_some(Call { arch, nr, args })
 }
 
 /// Decides whether no way out of the sandbox's network is what refused an address.
@@ -135,14 +127,6 @@ pub(crate) fn asks_for_names(list: &str, inode: u64) -> bool {
     list.lines().skip(1).any(is_it)
 }
 
-/// Reports whether the filter can have answered so.
-pub(crate) fn may_be_filtered(errno: Errno) -> bool {
-    matches!(
-        errno,
-        Errno::PERM | Errno::NOSYS | Errno::AFNOSUPPORT | Errno::PROTONOSUPPORT | Errno::OPNOTSUPP
-    )
-}
-
 /// Returns what holds the last part of a path.
 pub(crate) fn parent(path: &[u8]) -> &[u8] {
     match path.iter().rposition(|byte| *byte == b'/') {
@@ -162,7 +146,7 @@ fn is_below(path: &[u8], place: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use warren_sys::seccomp::{NO_SUCH_CALL, Rule, compile};
+    use warren_sys::seccomp::{Arch, NO_SUCH_CALL, Rule, compile};
 
     use super::*;
 
@@ -229,21 +213,21 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_told_only_if_the_filter_answers_what_the_kernel_answered() {
+    fn a_call_is_told_only_if_a_filter_refuses_it() {
         let rule = |nr: i64, action| Rule { nr: nr.try_into().unwrap(), action, when: Vec::new() };
         let older = [rule(libc::SYS_mount, Action::Errno(1)), rule(libc::SYS_clone3, NO_SUCH_CALL)];
         let newer = [rule(libc::SYS_ptrace, Action::Errno(1))];
         let filters =
             [&older[..], &newer].map(|rules| compile(Arch::NATIVE, Action::Allow, rules).unwrap());
         let walls = Walls { filters: filters.to_vec(), ..walls() };
-        let judged = |nr: i64, errno| {
-            let call = call(Arch::NATIVE.audit(), nr.try_into().unwrap(), [0; 6]).unwrap();
-            walls.of_call(errno, &call).is_some()
+        let judged = |nr: i64| {
+            let call =
+                Call { arch: Arch::NATIVE.audit(), nr: nr.try_into().unwrap(), args: [0; 6] };
+            walls.of_call(&call).map(|(errno, told)| (errno, told.is_some()))
         };
-        assert!(judged(libc::SYS_mount, Errno::PERM) && judged(libc::SYS_ptrace, Errno::PERM));
-        assert!(!judged(libc::SYS_mount, Errno::NOSYS), "another answered that");
-        assert!(!judged(libc::SYS_chown, Errno::PERM), "the filter lets it through");
-        assert!(!judged(libc::SYS_clone3, Errno::NOSYS), "every program does without");
+        assert_eq!([libc::SYS_mount, libc::SYS_ptrace].map(judged), [Some((1, true)); 2]);
+        assert_eq!(judged(libc::SYS_chown), None, "the filter lets it through");
+        assert_eq!(judged(libc::SYS_clone3), Some((38, false)), "every program does without");
     }
 
     #[test]

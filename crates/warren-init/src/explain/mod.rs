@@ -4,12 +4,12 @@
 //! init ── fork ──> follower ── fork ──> starter ── clone3 ──> command
 //!                     │                    └ asks to be followed, and ends: the command is init's child,
 //!                     │                      as any other, and the follower's to follow
-//!                     └ sees each call begin and end, judges those that fail, tells init at the end
+//!                     └ sees calls begin and end, judges those that fail, tells init at the end
 //! ```
 //!
 //! The follower is a process of its own, because it looks at paths and memory that may never answer, and
 //! init must not wait for those; and not the command's parent, so that nothing about the command's end
-//! depends on it. Should it be killed, the command goes on and its refusals are not told.
+//! depends on it, but that it lives: a command whose follower is killed dies with it.
 //!
 //! To be followed a process asks for it itself, which takes no right; to take hold of another takes its
 //! identity, and with `kernel.yama.ptrace_scope` more than that.
@@ -19,13 +19,16 @@ mod follow;
 mod judge;
 mod place;
 
+use std::iter;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 use serde::{Deserialize, Serialize};
 use warren_sys::process::{self, Fork, Namespaces};
+use warren_sys::seccomp::{self, Instruction};
 use warren_sys::{fd, socket, trace};
 
 use crate::account::{Census, Leaf, Work};
@@ -169,6 +172,19 @@ fn start_followed(line: &OwnedFd, start: impl FnOnce() -> Result<Started, Refusa
     process::exit_now(0)
 }
 
+/// Makes the filters of a followed command: those of any other, but so that its follower hears what they refuse,
+/// and one by which it sees the rest.
+pub(crate) fn filters(
+    init: &[Instruction],
+    workload: &[Arc<[Instruction]>],
+) -> Vec<Arc<[Instruction]>> {
+    let refusing = iter::once(init).chain(workload.iter().map(AsRef::as_ref));
+    let refusing = refusing.map(|program| seccomp::trapping(program).into());
+    // What could not be compiled would be seen by nobody; a test compiles it.
+    let seen = calls::seen().map(Arc::from).ok();
+    seen.into_iter().chain(refusing).collect()
+}
+
 /// Says what the walls of a plan allow.
 fn walls(plan: &Plan) -> Walls {
     let bytes = |paths: &[String]| paths.iter().map(|path| path.clone().into_bytes()).collect();
@@ -182,8 +198,6 @@ fn walls(plan: &Plan) -> Walls {
         }
     };
     let filters = std::iter::once(&plan.filter.init).chain(&plan.filter.workload);
-    let program = |bits: &Vec<u64>| {
-        bits.iter().copied().map(warren_sys::seccomp::Instruction::from_bits).collect()
-    };
+    let program = |bits: &Vec<u64>| bits.iter().copied().map(Instruction::from_bits).collect();
     Walls { writable, readable, filters: filters.map(program).collect() }
 }

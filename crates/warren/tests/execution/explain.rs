@@ -233,6 +233,80 @@ mod linux {
     }
 
     #[tokio::test(flavor = "multi_thread")]
+    async fn what_a_followed_command_is_answered_and_sends_itself_is_what_it_is_alone() {
+        // Refused by init's filter, by its own, and in either way that programs do without.
+        let script = "import ctypes, os, signal
+libc = ctypes.CDLL(None, use_errno=True)
+def call(*args):
+    ctypes.set_errno(0)
+    return libc.syscall(*args), ctypes.get_errno()
+print(call(165, 0, 0, 0, 0, 0), call(101, 16, 1, 0, 0), call(435, 0, 0), call(1000), call(41, 38, 5, 0))
+print(call(39)[1], call(-1), call(0x40000000 | 39))
+caught = []
+signal.signal(signal.SIGSYS, lambda number, frame: caught.append(number))
+os.kill(os.getpid(), signal.SIGSYS)
+print(caught, call(165, 0, 0, 0, 0, 0), len(caught))
+print('all', flush=True)
+signal.signal(signal.SIGSYS, signal.SIG_DFL)
+os.kill(os.getpid(), signal.SIGSYS)";
+        let place = Place::new(ResourceLimits::default());
+        let backend = place.backend();
+        let sandbox = place.make(&backend).await;
+        let mut seen = Vec::new();
+        for options in [named("alone"), followed("followed")] {
+            let exec = start(&*sandbox, &python(script), &options).await;
+            let end = exec.wait().await.unwrap();
+            seen.push((end.cause, text(&*exec, LogStream::Stdout).await));
+        }
+        assert_eq!(seen[0], seen[1]);
+        assert_eq!(seen[0].0, ExecCause::Signalled { signal: 31 }, "control: {:?}", seen[0]);
+        assert!(seen[0].1.starts_with("(-1, 1) (-1, 1) (-1, 38) (-1, 38) (-1, 97)"), "{seen:?}");
+        sandbox.destroy().await.unwrap();
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_a_followed_command_leaves_behind_goes_on_and_is_refused_the_same() {
+        let script = "import ctypes, os, sys, time
+if os.fork() == 0:
+    time.sleep(0.7)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mount(0, 0, 0, 0, 0)
+    with open('/tmp/left', 'w') as file: print(ctypes.get_errno(), file=file)
+    os._exit(os.system('echo started >> /tmp/left'))";
+        let place = Place::new(ResourceLimits::default());
+        let backend = place.backend();
+        let sandbox = place.make(&backend).await;
+        let exec = start(&*sandbox, &python(script), &followed("first")).await;
+        assert_eq!(exec.wait().await.unwrap().exit_code, 0);
+        assert_eq!(run(&*sandbox, "test ! -e /tmp/left").await.0.exit_code, 0, "control");
+        tokio::time::sleep(Duration::from_millis(2000)).await;
+        assert_eq!(run(&*sandbox, "cat /tmp/left").await.1, "1\nstarted\n");
+        assert_eq!(run(&*sandbox, "pgrep -c python").await.1, "0\n", "and it ended");
+        sandbox.destroy().await.unwrap();
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_command_that_can_kill_its_follower_ends_with_it_and_is_let_through_nothing() {
+        let script = "import os, time
+os.kill(-1, 9)
+time.sleep(0.5)
+with open('/tmp/on', 'w') as file: print('on', file=file)";
+        let place = Place::new(ResourceLimits::default());
+        let backend = place.backend();
+        let sandbox = place.make(&backend).await;
+        let exec = start(&*sandbox, &python(script), &followed("kills")).await;
+        let cause = exec.wait().await.unwrap().cause;
+        // It shares its user with its follower where the sandbox has one user alone.
+        let expected = match rustix::process::geteuid().is_root() {
+            true => ExecCause::Exited { code: 0 },
+            false => ExecCause::Signalled { signal: 9 },
+        };
+        assert_eq!(cause, expected);
+        assert_eq!(run(&*sandbox, "echo on").await.1, "on\n", "init goes on");
+        sandbox.destroy().await.unwrap();
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
     async fn what_was_refused_while_nobody_was_there_is_told_to_the_next() {
         let place = Place::new(ResourceLimits::default());
         let backend = place.backend();
