@@ -66,13 +66,18 @@ impl Work {
 
     /// Takes a v1 group of a kernel of its own, in which processor time is counted, and the one for all.
     pub(crate) fn on_own_kernel(group: OwnedFd, common: Common) -> Self {
-        let (owner, on_parents_death) = (crate::plan::WORKLOAD_ID, None);
+        let (owner, on_parents_death) = (crate::plan::INIT_ID, None);
         Self { group, owner, on_parents_death, next: 1, spare: None, common: Some(common) }
     }
 
     /// Reports whether no other process can be started, as far as init is the one to know.
     pub(crate) fn is_full(&self) -> bool {
         self.common.as_ref().is_some_and(Common::is_full)
+    }
+
+    /// Reports whether a process can be born in a group of a command.
+    pub(crate) fn takes_births(&self) -> bool {
+        self.common.is_none()
     }
 
     /// Returns what a command writes to so as to join its group, if it cannot be born there.
@@ -122,7 +127,7 @@ impl Work {
         action: impl FnOnce(BorrowedFd<'_>) -> io::Result<T>,
     ) -> io::Result<T> {
         if self.common.is_some() {
-            // Which knows no such identity; the groups are those of who init is.
+            // Which knows no such identity; the groups are init's own.
             return action(self.group.as_fd());
         }
         let before = cred::check_files_as(self.owner);

@@ -92,7 +92,8 @@ pub(crate) fn become_contained() -> ! {
     match ready {
         Ok((proof, meter, census, refusals)) => {
             let _ = protocol::send(&control, &Report::Ready(proof), &[]);
-            let kept = Kept { scratch: Some(scratch), meter, census, refusals, own: None };
+            let kept =
+                Kept { scratch: Some(scratch), meter, census, refusals, own: None, written: None };
             serve::serve(&plan, &control, inherited, kept)
         }
         Err(failure) => {
@@ -313,7 +314,7 @@ fn finish(plan: &Plan, begun: Begun, work: Option<&OwnedFd>) -> Result<(Proof, K
     let tried = tried | trial | prove(plan, &outside, tried::LANDLOCK)?;
     let landlock_abi = landlock::abi().unwrap_or_default();
     let proof = Proof { landlock_abi, owners_shifted: shifted, tried };
-    Ok((proof, Kept { scratch: Some(scratch), meter, census, refusals, own: None }))
+    Ok((proof, Kept { scratch: Some(scratch), meter, census, refusals, own: None, written: None }))
 }
 
 /// Bounds what the sandbox takes of the inotify quota of the one user that it and its caller are.

@@ -119,6 +119,8 @@ pub(crate) struct Starter {
     pub(crate) no_tracing: bool,
     /// What the commands of a sandbox without namespaces are, if it is one.
     pub(crate) ruled: Option<Ruled>,
+    /// Whether init is nobody that a command is, and has the rights to become one: on a kernel of its own.
+    pub(crate) rightful: bool,
 }
 
 /// The commands of a sandbox without namespaces.
@@ -255,6 +257,7 @@ impl Starter {
             Some(ruled) => become_user
                 .extend(ruled.user.map(|id| Step::Become(Uid::from_raw(id), Gid::from_raw(id)))),
         }
+        become_user.extend(self.rightful.then_some(Step::EmptyCapabilities));
         let workdir = match (user, &exec.user) {
             (Some(user), Some(wanted)) => user.place(&wanted.workdir),
             _ => Some(exec.workdir.clone()),
@@ -297,10 +300,11 @@ impl Starter {
         if let Some(ruled) = self.ruled {
             return ruled.user.map_or(Ok(()), cred::become_only);
         }
+        let give_up = || if self.rightful { cred::empty_capability_sets() } else { Ok(()) };
         match (self.users, user) {
-            (Users::One, None) => cred::become_only(WORKLOAD_ID),
+            (Users::One, None) => cred::become_only(WORKLOAD_ID).and_then(|()| give_up()),
             (Users::One, Some(user)) if (user.uid, user.gid) == (WORKLOAD_ID, WORKLOAD_ID) => {
-                cred::become_only(WORKLOAD_ID)
+                cred::become_only(WORKLOAD_ID).and_then(|()| give_up())
             }
             // Init has no rights that it could give to anybody.
             (Users::One, Some(_)) => Err(Errno::PERM.into()),

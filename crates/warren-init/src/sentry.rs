@@ -21,12 +21,20 @@ use crate::account::{Census, Common, Meter, Work};
 use crate::apply::{self, Begin, Inherited, Outside};
 use crate::attempt::{self, NO_CAPABILITY, NO_KEYCTL, OWN_PROCESSES, holds};
 use crate::launcher::step;
-use crate::plan::{INIT_ID, Lifetime, OWN_GROUPS, Plan, Users, WORKLOAD_ID};
+use crate::plan::{INIT_ID, Lifetime, OWN_GROUPS, Plan, Users};
 use crate::protocol::{self, Failure, Proof, Report, tried};
 use crate::serve::{self, Kept};
 
 /// The group of all commands, in each hierarchy.
 const ALL: &str = "all";
+
+/// What init keeps of the rights that this kernel, and no other, gives it: to give a terminal to the commands' user, to
+/// signal commands, and to become their user in the process of each. This kernel shows a process's descriptors to its
+/// own user, whatever it asks for, and init's lead to the groups of commands: so it must be another user altogether.
+const KEPT: u64 = 1 | 1 << 5 | 1 << 6 | 1 << 7;
+
+/// A directory on the file system of everything that is written.
+const WRITTEN: &str = "/tmp";
 
 /// Goes on as init; `line` leads to the one who guards the container, who stays. Does not return.
 pub(crate) fn go_on(begin: Begin, line: OwnedFd, fds: Vec<OwnedFd>) -> ! {
@@ -45,14 +53,21 @@ pub(crate) fn go_on(begin: Begin, line: OwnedFd, fds: Vec<OwnedFd>) -> ! {
     let ready =
         step("close what was inherited", "", closed).and_then(|()| settle_in(&plan, &outside));
     match ready {
-        Ok(Settled { meter, census, work, tried }) => {
+        Ok(Settled { meter, census, work, written, tried }) => {
             let proof = Proof { landlock_abi: 0, owners_shifted: shifted, tried };
             let _ = protocol::send(&control, &Report::Ready(proof), &[]);
             let inherited =
                 Inherited { work: None, listener: None, lock, network: true, base: None };
             // That kernel asks nobody.
             let refusals = None;
-            let kept = Kept { scratch: None, meter, census, refusals, own: Some((work, line)) };
+            let kept = Kept {
+                scratch: None,
+                meter,
+                census,
+                refusals,
+                own: Some((work, line)),
+                written: Some(written),
+            };
             serve::serve(&plan, &control, inherited, kept)
         }
         Err(failure) => {
@@ -67,6 +82,7 @@ struct Settled {
     meter: Meter,
     census: Census,
     work: Work,
+    written: OwnedFd,
     tried: u32,
 }
 
@@ -86,18 +102,24 @@ fn settle_in(plan: &Plan, outside: &Outside) -> Result<Settled, Failure> {
     let mounts = apply::prove_read_only(plan)?;
     // By right, too: it is not that it may not be seen, but that it is not there.
     let host = prove_apart(plan, outside)?;
+    // Whoever asks first reads it from a file, by a path; init is not to wait for one later.
+    let _ = (rustix::param::page_size(), rustix::param::clock_ticks_per_second());
+    let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let written = rustix::fs::open(WRITTEN, directory, Mode::empty());
+    let written = step("open", WRITTEN, written.map_err(io::Error::from))?;
     let trial = attempt::as_command(plan)?;
     lock_down(plan)?;
     let tried = network | mounts | host | trial | prove(plan)?;
-    Ok(Settled { meter, census, work: Work::on_own_kernel(group, common), tried })
+    let work = Work::on_own_kernel(group, common);
+    Ok(Settled { meter, census, work, written, tried })
 }
 
 /// Mounts control groups of this kernel, makes the one for commands, and takes their name away.
 ///
-/// They are the commands' user's, as init is when it uses them: nobody but init has a way there.
+/// They are of init's own user, which no command is.
 fn own_group(place: &str, controller: &str) -> io::Result<OwnedFd> {
     mount::new_v1_groups(place, controller)?;
-    cred::act_as(WORKLOAD_ID)?;
+    cred::act_as(INIT_ID)?;
     let top = rustix::fs::openat(CWD, place, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     rustix::fs::mkdirat(&top, ALL, Mode::from_raw_mode(0o755))?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -119,8 +141,7 @@ fn lock_down(plan: &Plan) -> Result<(), Failure> {
         step("limit", "memory", process::limit(Resource::Data, bytes))?;
     }
     step("empty the bounding set", "", cred::empty_bounding_set())?;
-    step("become", "the user of init", cred::become_split(INIT_ID, WORKLOAD_ID))?;
-    step("drop the capabilities", "", cred::empty_capability_sets())?;
+    step("become", "the user of init", cred::become_only_keeping(INIT_ID, KEPT))?;
     let forbidden = rustix::thread::set_no_new_privs(true);
     step("forbid new privileges", "", forbidden.map_err(io::Error::from))?;
     let sealed = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
@@ -147,7 +168,7 @@ fn prove_apart(plan: &Plan, outside: &Outside) -> Result<u32, Failure> {
 fn prove(plan: &Plan) -> Result<u32, Failure> {
     let first = rustix::process::getpid() == Pid::INIT && rustix::process::getppid().is_none();
     holds(OWN_PROCESSES, first)?;
-    holds(NO_CAPABILITY, cred::holds_nothing().unwrap_or(false))?;
+    holds(NO_CAPABILITY, cred::holds_only(KEPT).unwrap_or(false))?;
     // This kernel has no key rings and says EACCES; EPERM is the filter's word.
     let refused = keyring::ask().err().and_then(|error| error.raw_os_error());
     holds(NO_KEYCTL, refused == Some(Errno::PERM.raw_os_error()))?;

@@ -145,6 +145,7 @@ struct Init<'a> {
     workers: Workers,
     /// The filesystem of everything that is written. Nothing of it can be opened by init itself.
     scratch: Option<OwnedFd>,
+    written: Option<OwnedFd>,
 }
 
 /// A command whose first process is gone, after it was ended with all it started.
@@ -174,11 +175,14 @@ pub(crate) struct Kept {
     pub(crate) refusals: Option<Refusals>,
     /// On a kernel of its own: that kernel's groups, and the line to the one who guards it.
     pub(crate) own: Option<(Work, OwnedFd)>,
+    /// A directory that is written to, on a kernel where a path may not be walked while somebody else walks one on a
+    /// file system of the host's that does not answer.
+    pub(crate) written: Option<OwnedFd>,
 }
 
 /// Serves until nobody is there to serve.
 pub(crate) fn serve(plan: &Plan, control: &OwnedFd, inherited: Inherited, kept: Kept) {
-    let Kept { scratch, meter, census, refusals, own } = kept;
+    let Kept { scratch, meter, census, refusals, own, written } = kept;
     let (own_work, line) = own.unzip();
     let Ok(proof) = SingleThreaded::claim() else { return };
     let Ok(children) = process::child_events() else { return };
@@ -197,6 +201,7 @@ pub(crate) fn serve(plan: &Plan, control: &OwnedFd, inherited: Inherited, kept: 
         Walls::Namespaces | Walls::OwnKernel => 0,
         Walls::Rules(rules) => rules.nonce,
     };
+    let rightful = plan.walls == Walls::OwnKernel;
     // Of the launcher's, or of the warden's, which outlives nobody.
     let bound = plan.lifetime == Lifetime::Attached || ruled.is_some();
     let on_parents_death = bound.then_some(Signal::KILL);
@@ -212,6 +217,7 @@ pub(crate) fn serve(plan: &Plan, control: &OwnedFd, inherited: Inherited, kept: 
             users: plan.users,
             no_tracing: plan.promised.no_tracing,
             ruled,
+            rightful,
         },
         meter,
         census,
@@ -233,6 +239,7 @@ pub(crate) fn serve(plan: &Plan, control: &OwnedFd, inherited: Inherited, kept: 
         line,
         workers: Workers::default(),
         scratch,
+        written,
         // Not `available_parallelism`, which reads mounts and groups for a quota.
         cpus: rustix::thread::sched_getaffinity(None).map_or(1, |cpus| cpus.count().max(1)),
     };
@@ -546,7 +553,8 @@ impl Init<'_> {
     /// will not see another.
     fn prepare_soon(&mut self) {
         // One that is the commands' equal could be stopped by them, and the next command with it.
-        let is_apart = self.work.as_ref().is_some_and(|work| work.owner != WORKLOAD_ID);
+        let is_apart = |work: &Work| work.owner != WORKLOAD_ID && work.takes_births();
+        let is_apart = self.work.as_ref().is_some_and(is_apart);
         let wanted = is_apart && self.plan.lifetime == Lifetime::Detached;
         self.prepare_at = wanted.then(|| Instant::now() + PREPARE_AFTER);
     }
@@ -687,7 +695,7 @@ impl Init<'_> {
             read_bytes,
             written_bytes,
             memory_kills: running.memory_kills,
-            scratch_full: scratch_is_full(),
+            scratch_full: scratch_is_full(self.written.as_ref()),
             suspended: self.suspended.is_some(),
             stood_still_us: micros(running.stood_still + now),
         }
@@ -824,7 +832,8 @@ impl Init<'_> {
                 let mut ended = Ended {
                     status,
                     stopped_by: running.stopped_by.or_else(|| self.starved(end)),
-                    scratch_full: status != Status::Exited(0) && scratch_is_full(),
+                    scratch_full: status != Status::Exited(0)
+                        && scratch_is_full(self.written.as_ref()),
                     cpu_us: micros(cpu),
                     wall_us: micros(running.started.elapsed()),
                     peak_bytes: usage.peak_resident,
@@ -1077,9 +1086,13 @@ fn micros(time: Duration) -> u64 {
     time.as_micros().try_into().unwrap_or(u64::MAX)
 }
 
-/// Reports whether nothing more can be written, in bytes or in files.
-pub(crate) fn scratch_is_full() -> bool {
-    rustix::fs::statvfs(c"/tmp").is_ok_and(|fs| {
+/// Reports whether nothing more can be written, in bytes or in files; `written` is where, if that is not to be looked up.
+pub(crate) fn scratch_is_full(written: Option<&OwnedFd>) -> bool {
+    let room = match written {
+        Some(directory) => rustix::fs::fstatvfs(directory),
+        None => rustix::fs::statvfs(c"/tmp"),
+    };
+    room.is_ok_and(|fs| {
         (fs.f_blocks > 0 && fs.f_bavail == 0) || (fs.f_files > 0 && fs.f_favail == 0)
     })
 }

@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{CWD, Mode};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal};
 use warren_sys::mount::{self, Attributes};
 use warren_sys::process::{self, End, Fork, Namespaces, SingleThreaded};
-use warren_sys::{fd, socket};
+use warren_sys::{cgroup, fd, socket};
 
 use crate::apply::{self, Begin, Ids, Outside};
 use crate::launcher::{self, Maker, step};
@@ -289,12 +289,26 @@ impl Stage {
         // Whatever it says: what is left is removed by other means.
         let _ = self.call(&self.job.delete, None, None);
         let groups: Vec<_> = self.job.groups.iter().map(PathBuf::from).collect();
+        for group in &groups {
+            let _ = cgroup::write(group, "cgroup.kill", "1");
+        }
+        await_children();
         launcher::remove_all(&groups);
         let deadline = Instant::now() + PATIENCE;
         while fs::remove_dir_all(&self.bundle).is_err_and(|e| e.kind() != io::ErrorKind::NotFound)
             && Instant::now() < deadline
         {
             std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// Waits until nothing is left of what the runtime started, all of which was killed. One that waits for a file system of
+/// the host dies when that answers, or goes: there is nobody else to clear up then.
+fn await_children() {
+    while let Ok(ended) = rustix::process::wait(WaitOptions::NOHANG) {
+        if ended.is_none() {
+            std::thread::sleep(Duration::from_millis(2));
         }
     }
 }

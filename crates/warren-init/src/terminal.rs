@@ -6,9 +6,11 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::pty::OpenptFlags;
+
+use crate::plan::WORKLOAD_ID;
 
 /// Both sides of a terminal.
 #[derive(Debug)]
@@ -30,7 +32,11 @@ impl Terminal {
             Err(Errno::NOTTY) => {
                 let name = rustix::pty::ptsname(&outer, Vec::new())?;
                 let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-                rustix::fs::open(name.as_c_str(), flags, Mode::empty())?
+                let inner = rustix::fs::open(name.as_c_str(), flags, Mode::empty())?;
+                // It is of whoever made it, which is nobody that a command is.
+                let user = Some(Uid::from_raw(WORKLOAD_ID));
+                rustix::fs::fchown(&inner, user, None)?;
+                inner
             }
             other => other?,
         };

@@ -277,7 +277,14 @@ fn become_init((plan, rules): (&Plan, &Rules), control: &OwnedFd, inherited: Inh
             let landlock_abi = landlock::abi().unwrap_or_default();
             let ready = Report::Ready(Proof { landlock_abi, owners_shifted: false, tried });
             let _ = protocol::send(control, &ready, &[]);
-            let kept = Kept { scratch: Some(directory), meter, census, refusals, own: None };
+            let kept = Kept {
+                scratch: Some(directory),
+                meter,
+                census,
+                refusals,
+                own: None,
+                written: None,
+            };
             serve::serve(plan, control, inherited, kept)
         }
         Err(failure) => {

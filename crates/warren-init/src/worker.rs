@@ -13,7 +13,7 @@ use warren_sys::{cred, fd, process, surface};
 
 use crate::exec::Starter;
 use crate::files;
-use crate::plan::Users;
+use crate::plan::{INIT_ID, Users, WORKLOAD_ID};
 use crate::protocol;
 use crate::protocol::files::{Fault, FaultKind, FileEvent, FileRequest};
 use crate::users::User;
@@ -85,6 +85,11 @@ fn prepare(channel: &OwnedFd, data: Option<&OwnedFd>) -> std::io::Result<()> {
 /// rights of the sandbox's root. Who is not found is said by whoever serves the request.
 fn identify(starter: &Starter, user: Option<&[u8]>) -> std::io::Result<()> {
     let Users::Several { capabilities } = starter.users else {
+        if starter.rightful {
+            // With files it is a command's equal, and no command can signal it.
+            cred::become_split(INIT_ID, WORKLOAD_ID)?;
+            cred::empty_capability_sets()?;
+        }
         return if cred::holds_nothing()? { Ok(()) } else { Err(Errno::PERM.into()) };
     };
     match user.map(User::find).transpose()?.flatten() {

@@ -128,6 +128,23 @@ pub fn become_split_keeping(real: u32, effective: u32, kept: u64) -> io::Result<
     hold(kept | SYS_ADMIN, kept | SYS_ADMIN)
 }
 
+/// Takes `id` as every id and keeps, permitted and in effect, what `kept` names, by the bits of capabilities(7), and
+/// nothing else.
+pub fn become_only_keeping(id: u32, kept: u64) -> io::Result<()> {
+    rustix::thread::set_keep_capabilities(true)?;
+    become_only(id)?;
+    rustix::thread::set_keep_capabilities(false)?;
+    hold(kept, kept)
+}
+
+/// Reports whether this process holds `kept` at the most, and can get nothing else.
+pub fn holds_only(kept: u64) -> io::Result<bool> {
+    let sets = capabilities(None)?;
+    let held = sets.permitted | sets.effective;
+    let bounded = held.bits() & !kept == 0 && sets.inheritable.is_empty();
+    Ok(bounded && rustix::thread::no_new_privs()?)
+}
+
 /// Puts everything that is permitted into effect.
 pub fn use_capabilities() -> io::Result<()> {
     let sets = capabilities(None)?;

@@ -66,6 +66,8 @@ pub enum Step {
     Filter(Arc<[Instruction]>),
     /// Gives up every capability in every set.
     DropCapabilities,
+    /// Likewise, on a kernel that has no ambient set: gVisor.
+    EmptyCapabilities,
     /// Tries what must be refused by now: done if it is.
     Expect(Refused),
 }
@@ -526,16 +528,21 @@ impl Held {
             Step::Filter(program) => install(program),
             Step::DropCapabilities => {
                 rustix::thread::clear_ambient_capability_set()?;
-                let none = CapabilitySet::empty();
-                let none = CapabilitySets { effective: none, permitted: none, inheritable: none };
-                rustix::thread::set_capabilities(None, none)
+                empty_capabilities()
             }
+            Step::EmptyCapabilities => empty_capabilities(),
             Step::Expect(refused) => match refused.attempt() {
                 Err(errno) if refused.is_meant_by(errno) => Ok(()),
                 Ok(_) | Err(_) => Err(Errno::NOTRECOVERABLE),
             },
         }
     }
+}
+
+fn empty_capabilities() -> Result<(), Errno> {
+    let none = CapabilitySet::empty();
+    let none = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    rustix::thread::set_capabilities(None, none)
 }
 
 impl Rest {

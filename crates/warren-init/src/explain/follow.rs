@@ -196,7 +196,7 @@ impl Follower {
             Errno::AGAIN if calls::starts_a_task(nr) => {
                 self.denials.add(Refused::Bound(Bound::Processes), code);
             }
-            Errno::NOSPC if crate::serve::scratch_is_full() => {
+            Errno::NOSPC if crate::serve::scratch_is_full(None) => {
                 self.denials.add(Refused::Bound(Bound::Written), code);
             }
             Errno::NOENT | Errno::ACCESS | Errno::ROFS => {

@@ -141,9 +141,9 @@ fn guards() -> Vec<String> {
 
 fn given_oci(runtime: OciRuntime) -> Given {
     let workdir = Workdir::AsInTheSpec;
-    // By init alone, which looks now and then, and by groups that can be left.
+    // By init alone, which looks now and then.
     let unenforceable = match runtime {
-        OciRuntime::Runsc => [Limit::Memory, Limit::CpuTime].into(),
+        OciRuntime::Runsc => [Limit::Memory].into(),
         OciRuntime::Runc | OciRuntime::Crun => [].into(),
     };
     let expect = Expect { runs_programs: true, workdir, snapshots: false, unenforceable };

@@ -238,7 +238,11 @@ impl Execs {
             // Memory is the sandbox's, and what it may have is bounded; a large log is on a disk.
             let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
             let on_disk = || rustix::fs::open(LARGE, flags, Mode::from_raw_mode(0o600));
-            let in_memory = || memfd_create("warren-log", MemfdFlags::CLOEXEC);
+            // Whoever finds it by a descriptor of init's, as gVisor shows them, must not be let in either.
+            let in_memory = || {
+                let file = memfd_create("warren-log", MemfdFlags::CLOEXEC)?;
+                rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR).map(|()| file)
+            };
             let file = if is_small { in_memory() } else { on_disk().or_else(|_| in_memory()) };
             return Ok((file?.into(), Place::Nameless));
         };

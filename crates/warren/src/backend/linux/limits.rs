@@ -135,10 +135,7 @@ pub(crate) fn decide(
     decision.cpu_weight(limits.cpu_weight, support);
     decision.cpu_quota(cpu_quota_millis, support);
     let (bound, by) = match support.v2 {
-        // There everybody sees init's descriptors, and its groups are the commands' user's.
-        _ if support.own_kernel => {
-            (Bound::Nearest, "cpuacct of its own kernel, whose groups a command can leave")
-        }
+        _ if support.own_kernel => (Bound::Exact, "cpuacct of its own kernel"),
         Some(_) => (Bound::Exact, "cgroup v2 cpu.stat"),
         // A child whose parent does not care how it ends is gone without a trace.
         None => (Bound::Nearest, "init adds up /proc"),

@@ -124,7 +124,9 @@ pub(crate) async fn examine(backend: &LinuxBackend) -> HostReport {
         let (held, detail) = try_kernel(&sandbox).await;
         report.note("kernel", held, detail, "please report this as a bug");
         let (held, detail) = try_descriptors(&sandbox).await;
-        report.note("hidden descriptors", held, detail, "");
+        report.note("closed descriptors", held, detail, "please report this as a bug");
+        let (held, detail) = try_ids(&sandbox);
+        report.note("ids of its own", held, detail, "");
     } else {
         let enforcement = sandbox.enforcement();
         let landlock = enforcement.layers.iter().find(|layer| layer.name == "landlock");
@@ -185,19 +187,37 @@ async fn try_kernel(sandbox: &super::LinuxSandbox) -> (bool, String) {
     }
 }
 
-/// Looks whether commands see what init has open, which a kernel of its own may let them.
+/// Looks whether commands can write to what init has open, which a kernel of its own may show them, or leave the group by
+/// which they are told apart and counted.
 async fn try_descriptors(sandbox: &super::LinuxSandbox) -> (bool, String) {
-    let look = Command::new("readlink").args(["/proc/1/fd/0"]);
-    let seen = sandbox.exec(&look, &ExecContext::default()).await;
-    match seen.map(|output| output.stdout) {
-        Ok(seen) if seen.is_empty() => (true, "init's cannot be seen".to_owned()),
-        Ok(_) => {
-            let detail = "init's can be opened anew (/proc/1/fd), none of which leads to the host: a command can leave \
-                          the group by which its CPU time is counted";
-            (false, detail.to_owned())
+    // The first three are /dev/null.
+    const SCRIPT: &str = "n=3; while [ $n -lt 40 ]; do
+        for p in '' /cgroup.procs /../cgroup.procs; do (: >> /proc/1/fd/$n$p) 2>/dev/null && echo $n$p; done
+        n=$((n+1)); done; echo tried";
+    let look = Command::new("/bin/sh").args(["-c", SCRIPT]);
+    let opened = sandbox.exec(&look, &ExecContext::default()).await;
+    match opened.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()) {
+        Ok(opened) if opened == "tried\n" => {
+            (true, "none of init's, nor a group, opens for writing by /proc/1/fd".to_owned())
+        }
+        Ok(opened) => {
+            let opened: Vec<_> = opened.lines().filter(|line| *line != "tried").collect();
+            (false, format!("these of init's open for writing: {}", opened.join(", ")))
         }
         Err(error) => (false, explained(&error)),
     }
+}
+
+/// Looks whose a kernel of its own is among the host's processes: a user of the host's may be that of all such kernels.
+fn try_ids(sandbox: &super::LinuxSandbox) -> (bool, String) {
+    let range = sandbox.instance().base.map(|base| base..base + warren_init::plan::RANGE);
+    let status = std::fs::read_to_string(format!("/proc/{}/status", sandbox.pid()));
+    let status = status.unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
+    let user = line.split_whitespace().next().and_then(|id| id.parse::<u32>().ok());
+    let is_own = user.zip(range).is_some_and(|(user, range)| range.contains(&user));
+    let user = user.map_or_else(|| "unknown".to_owned(), |user| user.to_string());
+    (is_own, format!("the kernel is a process of the host's user {user}"))
 }
 
 /// Joins what was tried and what the kernel said.

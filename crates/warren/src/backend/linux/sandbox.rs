@@ -173,7 +173,7 @@ pub(crate) async fn begin(
             let answer = next_report(wanted.id, &control).await;
             if let (Err(_), Some(container)) = (&answer, &container) {
                 // What was made of it is removed by then, or is about to be.
-                let _ = container.gone().await;
+                let _ = container.gone(PATIENCE).await;
             }
             let (report, fds) = answer?;
             let mut fds = fds.into_iter();
@@ -517,7 +517,8 @@ impl Instance {
         }
         self.reap();
         if let Some(container) = &self.container {
-            container.gone().await?;
+            let gone = container.gone(patience).await;
+            gone.inspect_err(|_| self.is_stuck.store(true, Ordering::Relaxed))?;
         }
         // First: with the groups goes the one who would do both for us, should we be killed now.
         self.remove_own();

@@ -19,6 +19,8 @@ const VERSION: &str = "1.0.2";
 /// another user, to empty the bounding set, to let go of mounts, to bring up the loopback.
 const FIRST_CAPABILITIES: [&str; 5] =
     ["CAP_NET_ADMIN", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_ADMIN"];
+/// Of a kernel that is not the host's: so that init may make control groups there, and be another user than commands.
+const OWN_KERNELS_CAPABILITIES: [&str; 3] = ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_KILL"];
 /// The calls that init makes before it installs its own filter, and that filter refuses.
 const FIRST_CALLS: [&str; 16] = [
     "capset",
@@ -100,11 +102,10 @@ fn process(inputs: &Inputs<'_>) -> Value {
         Users::One => Vec::new(),
         Users::Several { capabilities } => profile::capability_names(capabilities),
     };
-    // Of a kernel that is not the host's: so that init may make control groups there.
-    let own = (inputs.runtime == OciRuntime::Runsc).then_some("CAP_DAC_OVERRIDE");
+    let own = (inputs.runtime == OciRuntime::Runsc).then_some(OWN_KERNELS_CAPABILITIES);
     let capabilities: BTreeSet<String> = FIRST_CAPABILITIES
         .iter()
-        .chain(&own)
+        .chain(own.iter().flatten())
         .map(|name| (*name).to_owned())
         .chain(more.into_iter().map(|name| format!("CAP_{}", name.to_uppercase())))
         .collect();

@@ -239,9 +239,9 @@ impl Container {
         }
     }
 
-    /// Waits until nothing of it is left; its first process must be gone.
-    pub(crate) async fn gone(&self) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+    /// Waits so long until nothing of it is left; its first process must be gone.
+    pub(crate) async fn gone(&self, patience: Duration) -> Result<()> {
+        let deadline = Instant::now() + patience;
         while self.is_guarded() {
             if Instant::now() >= deadline {
                 let what = format!("removing the container by {}", self.runtime.name());
@@ -282,7 +282,7 @@ impl Container {
         }
         // One that is not there is as good.
         let _ = self.runtime.call(self.runtime.delete(&self.id, &self.bundle)).await;
-        self.gone().await
+        self.gone(PATIENCE).await
     }
 
     /// Removes what is left of one that nobody guards.
