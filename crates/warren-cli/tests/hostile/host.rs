@@ -630,6 +630,11 @@ impl Place<'_> {
         self
     }
 
+    /// Reports whether it is the host itself.
+    pub(crate) fn is_bare(&self) -> bool {
+        self.warren.is_none()
+    }
+
     /// Puts a command around everything that is run here, as root.
     pub(crate) fn within<S: AsRef<OsStr>>(mut self, command: impl IntoIterator<Item = S>) -> Self {
         self.outer.extend(command.into_iter().map(|s| s.as_ref().to_owned()));

@@ -13,10 +13,11 @@ hostile_by_init! {
     a_call_newer_than_the_filter_is_refused,
 }
 
-// One or two sandboxes each, which take their time to start there: docs/design/oci.md.
 hostile_by_gvisor! {
     no_dangerous_call_passes_the_filter,
+    a_child_can_be_traced_only_where_the_profile_says_so,
     foreign_call_conventions_are_refused,
+    only_harmless_socket_families_can_be_made,
     a_call_newer_than_the_filter_is_refused,
 }
 

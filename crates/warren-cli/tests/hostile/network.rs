@@ -15,11 +15,14 @@ hostile! {
     there_is_no_link_to_a_neighbour,
 }
 
-// One or two sandboxes each, which take their time to start there: docs/design/oci.md.
 hostile_by_gvisor! {
     loopback_of_the_host_is_not_reached,
     sockets_of_the_host_are_not_reached,
+    service_sockets_are_absent,
     no_route_leads_out,
+    the_host_is_not_reached_by_a_gateway,
+    no_other_protocol_leads_out,
+    there_is_no_link_to_a_neighbour,
 }
 
 hostile_as_root_inside! {

@@ -20,13 +20,20 @@ hostile! {
     keys_pushed_into_the_callers_terminal_do_not_arrive,
 }
 
-// One or two sandboxes each, which take their time to start there: docs/design/oci.md.
 hostile_by_gvisor! {
     no_kernel_setting_opens_for_writing,
+    kernel_addresses_are_hidden,
     files_about_the_whole_machine_are_masked,
     processes_of_the_host_are_invisible,
+    no_running_binary_opens_for_writing,
+    nothing_in_sys_opens_for_writing,
     no_cgroup_file_opens_for_writing,
+    masks_cannot_be_unmounted_nor_mounts_made_writable,
+    no_device_of_the_host_is_in_dev,
     a_device_made_by_mknod_does_not_open,
+    terminals_of_the_host_are_not_in_dev_pts,
+    one_sandbox_does_not_take_the_terminals_of_all,
+    keys_pushed_into_the_callers_terminal_do_not_arrive,
 }
 
 hostile_as_root_inside! {
@@ -224,8 +231,10 @@ fn no_cgroup_file_opens_for_writing(host: &Host) {
     host.sandbox().refuses(&tries, REFUSED);
     assert_eq!(host.sandbox().ask("writable-below /sys/fs/cgroup").result, "none");
     if host.has_own_kernel() {
-        // That of the sandbox's own kernel, by a descriptor of init's: SECURITY.md.
-        host.not_promised("hidden descriptors");
+        // That kernel has groups, by which commands are told apart and counted, and shows init's descriptors of them.
+        let groups = host.sandbox().ask("groups-by-init");
+        assert_eq!(groups.result, "none", "{groups:?}");
+        assert!(groups.number("seen") >= 10, "control: there are descriptors: {groups:?}");
     }
 }
 
@@ -354,9 +363,29 @@ fn terminals_of_the_host_are_not_in_dev_pts(host: &Host) {
 fn one_sandbox_does_not_take_the_terminals_of_all(host: &Host) {
     let control = host.bare().ask("terminals 100");
     assert_eq!(control.number("count"), 100, "control: the host has more: {control:?}");
+    if host.has_own_kernel() {
+        return terminals_of_another_kernel_are_not_the_hosts(host);
+    }
     let greedy = host.sandbox().with("--open-files 4000").ask("terminals 3000");
     let expected = if host.has_namespaces() { ("ENOSPC", 64) } else { ("EACCES", 0) };
     assert_eq!((greedy.result.as_str(), greedy.number("count")), expected, "{greedy:?}");
+}
+
+/// How many it gives out is that kernel's own business; the host counts its own.
+fn terminals_of_another_kernel_are_not_the_hosts(host: &Host) {
+    let in_use = || -> u32 {
+        let text = std::fs::read_to_string("/proc/sys/kernel/pty/nr").unwrap();
+        text.trim().parse().unwrap()
+    };
+    let before = in_use();
+    let held = host.bare().start(&["hold-terminals 50"]);
+    assert!(in_use() >= before + 40, "control: the host counts those of its own");
+    drop(held);
+    let greedy = host.sandbox().with("--open-files 4000").start(&["hold-terminals 3000"]);
+    assert!(greedy.ready[0].number("count") >= 1000, "control: it has them: {:?}", greedy.ready);
+    // Somebody else on this host may open one meanwhile.
+    assert!(in_use() < before + 40, "the host's are used up: {} of {before}", in_use());
+    drop(greedy);
 }
 
 // V6: seccomp (TIOCSTI); a terminal of its own
@@ -370,6 +399,12 @@ fn keys_pushed_into_the_callers_terminal_do_not_arrive(host: &Host) {
     };
     assert!(push(host.bare()), "control: without a sandbox the key arrives");
     assert!(!push(host.sandbox()), "a key arrived in the caller's terminal");
+    if host.has_own_kernel() {
+        // It cannot be handed one, and says so.
+        let refused = host.sandbox().flag("--tty").around(on_pty).run(&["tty"]).text();
+        assert!(refused.contains("error: ") && !refused.contains("/dev/pts/"), "{refused}");
+        return;
+    }
     assert!(!push(host.sandbox().flag("--tty")), "a key arrived through --tty");
     assert!(
         !push(host.sandbox().with("--profile permissive --tty")),

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,12 +24,18 @@ hostile! {
     every_process_of_a_sandbox_is_walled_off_as_seen_from_the_host,
 }
 
-// One or two sandboxes each, which take their time to start there: docs/design/oci.md.
 hostile_by_gvisor! {
     a_host_process_cannot_be_signalled_traced_or_read,
+    no_visible_namespace_can_be_entered,
     shared_memory_queues_and_keys_of_the_host_are_invisible,
+    another_sandbox_is_invisible,
+    setuid_and_file_capabilities_give_nothing,
     no_new_namespace_can_be_made,
     nothing_can_be_mounted,
+    priorities_and_limits_cannot_be_raised,
+    init_cannot_be_slowed_down_or_limited,
+    every_process_of_a_sandbox_is_walled_off_as_seen_from_the_host,
+    a_finished_sandbox_leaves_no_namespace,
 }
 
 mod namespaces_of_its_own {
@@ -256,12 +263,50 @@ fn priorities_and_limits_cannot_be_raised(host: &Host) {
         false => host.bare().allows(&["oom-adj 900"]),
     }
     let sandbox = host.sandbox();
-    sandbox.refuses(&["fifo", "nice"], &["EPERM", "EACCES"]);
+    if host.has_own_kernel() {
+        priorities_of_another_kernel_are_not_the_hosts(host);
+    } else {
+        sandbox.refuses(&["fifo", "nice"], &["EPERM", "EACCES"]);
+        sandbox.refuses(&["oom-adj -500"], &["EACCES", "EPERM", "ENOENT", "EROFS"]);
+    }
     sandbox.refuses(&["mlock"], &["EPERM", "ENOMEM", "EAGAIN"]);
-    sandbox.refuses(&["oom-adj -500"], &["EACCES", "EPERM", "ENOENT", "EROFS"]);
     let limits = sandbox.ask("raise-limits");
     assert_eq!(limits.result, "none", "{limits:?}");
     assert!(limits.number("finite") >= 1, "there are limits to raise: {limits:?}");
+}
+
+/// How the threads of a process stand with the host's scheduler, and how much memory it holds that cannot be paged out:
+/// the least nice value, whether one is of another policy than the usual one, and KiB.
+fn precedence(pid: i32) -> (i64, bool, u64) {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    let fields = |task: fs::DirEntry| -> Option<(i64, bool)> {
+        let stat = fs::read_to_string(task.path().join("stat")).ok()?;
+        let fields: Vec<_> = stat.rsplit_once(") ")?.1.split(' ').collect();
+        Some((fields[16].parse().unwrap(), fields[38] != "0"))
+    };
+    let tasks: Vec<_> = tasks.filter_map(fields).collect();
+    let locked = status(pid, &["VmLck"]).into_iter().next().unwrap().1;
+    let locked = locked.trim().trim_end_matches(" kB").parse().unwrap();
+    (tasks.iter().map(|task| task.0).min().unwrap(), tasks.iter().any(|task| task.1), locked)
+}
+
+/// What a command is among those of its kernel is that kernel's business; what its kernel is among the host's processes
+/// is not.
+fn priorities_of_another_kernel_are_not_the_hosts(host: &Host) {
+    let control = host.bare_root().start(&["hold-priority"]);
+    let (nice, another, _) = precedence(control.said("pid").parse().unwrap());
+    assert!(nice == -5 && another, "control: on the host it comes first: {nice} {another}");
+    drop(control);
+    let running = host.sandbox().start(&["hold-priority"]);
+    eprintln!("that kernel lets commands have {:?}", running.ready[0].words("found"));
+    for pid in inside(host, running.pid()) {
+        let (nice, another, locked) = precedence(pid);
+        assert!(nice >= 0 && !another, "{pid} comes before others: {nice} {another}");
+        assert!(locked < 32 << 10, "{pid} holds {locked} KiB");
+        let score = fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap();
+        assert!(score.trim().parse::<i32>().unwrap() >= 0, "{pid} is spared: {score}");
+    }
+    drop(running);
 }
 
 // R4: init keeps the clock and the limits
@@ -269,8 +314,13 @@ fn init_cannot_be_slowed_down_or_limited(host: &Host) {
     // Without namespaces a process is asked about by 0 alone, whoever it is.
     let place = if host.has_namespaces() { host.sandbox() } else { host.bare() };
     let control = place.ask("slow-self");
-    let own = ["affinity", "ioprio", "limit", "priority", "scheduler"];
-    assert_eq!(control.words("found"), own.into(), "control: one's own process: {control:?}");
+    // Another kernel may not know all of them.
+    let own: &[_] = match host.has_own_kernel() {
+        true => &["affinity", "limit", "priority"],
+        false => &["affinity", "ioprio", "limit", "priority", "scheduler"],
+    };
+    let own = own.iter().copied().collect();
+    assert_eq!(control.words("found"), own, "control: one's own process: {control:?}");
     for profile in host.profiles() {
         let init = host.sandbox().with(&format!("--profile {profile}")).ask("slow-pid 1");
         assert_eq!(init.result, "none", "{profile}: {init:?}");
@@ -286,16 +336,17 @@ fn status(pid: i32, keys: &[&str]) -> Vec<(String, String)> {
 }
 
 /// The processes of the sandbox: those below the client that live in another pid namespace, or, where there is none,
-/// under a filter.
+/// under a filter. Of a kernel of its own: that kernel, who holds its files, and what its commands run in.
 pub(crate) fn inside(host: &Host, client: i32) -> Vec<i32> {
-    let ours = fs::read_link("/proc/self/ns/pid").unwrap();
+    let kind = if host.has_own_kernel() { "user" } else { "pid" };
+    let ours = fs::read_link(format!("/proc/self/ns/{kind}")).unwrap();
     let below = descendants_of(client).into_iter();
     if !host.has_namespaces() {
         let filtered = |pid: &i32| status(*pid, &["Seccomp"]).iter().any(|(_, mode)| mode == "2");
         return below.filter(filtered).collect();
     }
     below
-        .filter(|pid| fs::read_link(format!("/proc/{pid}/ns/pid")).is_ok_and(|ns| ns != ours))
+        .filter(|pid| fs::read_link(format!("/proc/{pid}/ns/{kind}")).is_ok_and(|ns| ns != ours))
         .collect()
 }
 
@@ -312,6 +363,9 @@ fn every_process_of_a_sandbox_is_walled_off_as_seen_from_the_host(host: &Host) {
     let mut wrong = vec![];
     if !host.has_namespaces() {
         host.not_promised("hidden processes");
+    }
+    if host.has_own_kernel() {
+        return each_kernel_of_its_own_is_walled_off(host, &running);
     }
     for sandbox in &running {
         let pids = inside(host, sandbox.pid());
@@ -366,6 +420,56 @@ fn every_process_of_a_sandbox_is_walled_off_as_seen_from_the_host(host: &Host) {
         assert!(both.is_empty(), "two sandboxes share {both:?}");
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// What the host sees of a kernel of its own: that kernel, who holds its files, and what its commands run in.
+fn each_kernel_of_its_own_is_walled_off(host: &Host, running: &[Running; 2]) {
+    let own = namespaces(i32::try_from(std::process::id()).unwrap());
+    let own_cgroup = fs::read_to_string("/proc/self/cgroup").unwrap();
+    let (mut kernels, mut wrong) = (vec![], vec![]);
+    for sandbox in running {
+        let pids = inside(host, sandbox.pid());
+        assert!(pids.len() >= 3, "the kernel, its files, and the probe: {pids:?}");
+        for &pid in &pids {
+            let shared: Vec<_> =
+                namespaces(pid).into_iter().filter(|ns| own.contains(ns)).collect();
+            let apart = ["user", "mnt", "net", "ipc", "uts"];
+            wrong.extend(
+                shared
+                    .iter()
+                    .filter(|ns| apart.contains(&&*ns.0))
+                    .map(|ns| format!("{pid}: {ns:?}")),
+            );
+            let ids = status(pid, &["Uid", "Gid"]);
+            if ids.iter().any(|(_, ids)| ids.split_whitespace().any(|id| id == "0")) {
+                wrong.push(format!("{pid} has {ids:?}"));
+            }
+            let walls = status(pid, &["Seccomp", "NoNewPrivs"]);
+            if !walls.contains(&("Seccomp".into(), "2".into()))
+                || !walls.contains(&("NoNewPrivs".into(), "1".into()))
+            {
+                wrong.push(format!("{pid} has {walls:?}"));
+            }
+            if fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap() == own_cgroup {
+                wrong.push(format!("{pid} is in the caller's cgroup"));
+            }
+            // A capability is one in the user namespace of whoever holds it, which is not the host's, as seen above.
+            let held = status(pid, &["CapEff"]);
+            let sees_all = shared.iter().any(|(kind, _)| kind == "pid");
+            kernels.extend((sees_all && held[0].1 != "0000000000000000").then(|| ids[0].1.clone()));
+            let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            if !line.starts_with("runsc-gofer")
+                && Path::new(&format!("/proc/{pid}/root/usr")).exists()
+            {
+                wrong.push(format!("{pid} has files"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    // That it is the same user for all, and no pid namespace is between it and the host: SECURITY.md.
+    kernels.dedup();
+    assert_eq!(kernels.len(), 1, "they are one user: {kernels:?}");
+    host.not_promised("ids of its own");
 }
 
 // R5, T8: PID 1 takes its namespaces along

@@ -205,15 +205,13 @@ static void c_by_handle(char **a) {
     int fd = syscall(SYS_open_by_handle_at, at, &handle, O_RDONLY);
     say(verdict(fd), "step=handle");
 }
-// moved-cwd DIR PATH: sits in DIR/a/b, waits until the host moved `a` away, then reads ../../PATH.
+// moved-cwd DIR PATH: sits in DIR/a/b, waits for the end of its input, when `a` was moved away, then reads ../../PATH.
 static void c_moved_cwd(char **a) {
     char path[PATH_MAX], text[256];
     snprintf(path, sizeof path, "%s/a/b", arg(a, 1));
     if (chdir(path) < 0) return say(verdict(-1), "step=chdir");
-    snprintf(path, sizeof path, "%s/ready", a[1]);
-    close(open(path, O_CREAT | O_WRONLY, 0666));
-    snprintf(path, sizeof path, "%s/go", a[1]);
-    for (int i = 0; i < 500 && access(path, F_OK) < 0; i++) nap(20);
+    say("OK", "step=chdir");
+    while (read(0, text, 1) > 0) {}
     snprintf(path, sizeof path, "../../%s", arg(a, 2));
     ssize_t n = slurp(path, text, sizeof text);
     say(verdict(n), "text=%s", n > 0 ? text : "");
@@ -330,6 +328,27 @@ static void c_foreign_fds(char **a) {
     (void)a;
     int pids = each_pid(foreign_fds);
     say(*found ? "OK" : "none", "pids=%d links=%d found=%s", pids, visited, found);
+}
+// groups-by-init: opens for writing what PID 1 has open, and the control groups that are found by it; /dev/null is
+// anybody's. Descriptors without a path are tried as well.
+static void c_groups_by_init(char **a) {
+    (void)a;
+    const char *below[] = {"", "/cgroup.procs", "/../cgroup.procs", "/tasks", "/pids.max", "/../pids.max"};
+    char path[128], target[512];
+    for (int fd = 0; fd < 256; fd++) {
+        snprintf(path, sizeof path, "/proc/1/fd/%d", fd);
+        ssize_t n = readlink(path, target, sizeof target - 1);
+        if (n < 0) continue;
+        target[n] = 0;
+        visited++;
+        for (size_t i = 0; i < sizeof below / sizeof *below && strcmp(target, "/dev/null"); i++) {
+            snprintf(path, sizeof path, "/proc/1/fd/%d%s", fd, below[i]);
+            if (open(path, O_WRONLY | O_NONBLOCK | O_NOCTTY) >= 0 || errno == ENOSPC) note(path);
+        }
+        snprintf(path, sizeof path, "/proc/1/fd/%d/hostile", fd);
+        if (strcmp(target, "/tmp") && mkdir(path, 0755) == 0) note(path);
+    }
+    say(*found ? "OK" : "none", "seen=%d found=%s", visited, found);
 }
 static const char *needle;
 static bool holds(const char *path) {
@@ -752,15 +771,18 @@ static void c_hide(char **a) {
     nap(number(arg(a, 2)));
     say("OK", "");
 }
-// terminals COUNT: holds as many as it gets.
-static void c_terminals(char **a) {
+static int take_terminals(long wanted, long *count) {
     struct rlimit most;
     getrlimit(RLIMIT_NOFILE, &most);
     most.rlim_cur = most.rlim_max;
     setrlimit(RLIMIT_NOFILE, &most);
-    long count = 0, wanted = number(arg(a, 1));
     int fd = 0;
-    while (count < wanted && (fd = open("/dev/ptmx", O_RDWR | O_NOCTTY)) >= 0) count++;
+    for (*count = 0; *count < wanted && (fd = open("/dev/ptmx", O_RDWR | O_NOCTTY)) >= 0;) ++*count;
+    return fd;
+}
+// terminals COUNT: opens as many as it gets.
+static void c_terminals(char **a) {
+    long count, fd = take_terminals(number(arg(a, 1)), &count);
     say(verdict(fd), "count=%ld", count);
 }
 static void c_raise_limits(char **a) {
@@ -781,11 +803,11 @@ static void c_oom_adj(char **a) {
     int fd = open("/proc/self/oom_score_adj", O_WRONLY);
     answer(fd < 0 ? fd : write(fd, arg(a, 1), strlen(arg(a, 1))));
 }
-static void c_mlock(char **a) {
-    (void)a;
+static int lock_memory(void) {
     void *at = mmap(NULL, 64 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    answer(mlock(at, 64 << 20));
+    return mlock(at, 64 << 20);
 }
+static void c_mlock(char **a) { (void)a, answer(lock_memory()); }
 
 // --- the kernel's surface ---
 // Each call is harmless if it is let through: wrong magic, a null pointer, a path that is not there.
@@ -1189,7 +1211,7 @@ static void c_flood(char **a) {
     int fd = number(arg(a, 2));
     long most = number(arg(a, 1)) << 20, done = 0;
     while (done < most) {
-        ssize_t n = write(fd, block, sizeof block);
+        ssize_t n = write(fd, block, most - done < (long)sizeof block ? (size_t)(most - done) : sizeof block);
         if (n <= 0) break;
         done += n;
     }
@@ -1254,6 +1276,28 @@ static void c_pipe(char **a) {
     (void)a;
     int size = pipe_size();
     say(verdict(size), "size=%d", size);
+}
+// hold-terminals COUNT: so many, or as many as there are.
+static void c_hold_terminals(char **a) {
+    long count, fd = take_terminals(number(arg(a, 1)), &count);
+    say(verdict(fd), "count=%ld", count);
+    hold();
+}
+// hold-priority: every way to come before others, taken for a process that is never idle.
+static void c_hold_priority(char **a) {
+    (void)a;
+    struct sched_param first = {.sched_priority = 1};
+    if (setpriority(PRIO_PROCESS, 0, -5) == 0) note("nice");
+    if (syscall(SYS_sched_setscheduler, 0, SCHED_FIFO, &first) == 0) note("fifo");
+    if (lock_memory() == 0) note("locked");
+    int score = open("/proc/self/oom_score_adj", O_WRONLY);
+    if (score >= 0 && write(score, "-500", 4) == 4) note("spared");
+    pid_t busy = fork();
+    if (busy == 0)
+        for (;;) {}
+    say(*found ? "OK" : "none", "pid=%d found=%s", busy, found);
+    hold();
+    kill(busy, SIGKILL);
 }
 // hold-pipes PROCS: until a pipe is smaller than it should be, or no process has a descriptor left.
 static void c_hold_pipes(char **a) {
@@ -1498,6 +1542,7 @@ static void c_take_fd(char **a) {
 static const struct { const char *name; void (*run)(char **); } cases[] = {
     {"inotify", c_inotify}, {"hold-inotify", c_hold_inotify}, {"queue-signal", c_queue_signal},
     {"hold-signals", c_hold_signals}, {"pipe", c_pipe}, {"hold-pipes", c_hold_pipes}, {"epoll", c_epoll},
+    {"hold-terminals", c_hold_terminals}, {"hold-priority", c_hold_priority},
     {"hold-epoll", c_hold_epoll}, {"storm", c_storm}, {"look-up", c_look_up}, {"stuck", c_stuck}, {"crash", c_crash},
     {"filters", c_filters}, {"dead-fuse", c_dead_fuse},
     {"setxattr-as", c_setxattr_as}, {"whiteout", c_whiteout}, {"give-fd", c_give_fd}, {"take-fd", c_take_fd},
@@ -1507,7 +1552,7 @@ static const struct { const char *name; void (*run)(char **); } cases[] = {
     {"cwd", c_cwd}, {"walk-up", c_walk_up}, {"chroot-out", c_chroot_out}, {"by-handle", c_by_handle},
     {"moved-cwd", c_moved_cwd}, {"writable-below", c_writable_below}, {"uname", c_uname}, {"copy", c_copy},
     {"fds", c_fds}, {"with-fds", c_with_fds}, {"with-stdin", c_with_stdin}, {"read-at", c_read_at},
-    {"foreign-fds", c_foreign_fds}, {"find-in-proc", c_find_in_proc}, {"pids", c_pids},
+    {"foreign-fds", c_foreign_fds}, {"groups-by-init", c_groups_by_init}, {"find-in-proc", c_find_in_proc}, {"pids", c_pids},
     {"write-any-exe", c_write_any_exe}, {"kallsyms", c_kallsyms}, {"env", c_env}, {"args", c_args},
     {"no-argv", c_no_argv}, {"mknod-open", c_mknod_open}, {"tiocsti", c_tiocsti}, {"on-pty", c_on_pty},
     {"kill", c_kill}, {"ptrace", c_ptrace}, {"pidfd", c_pidfd}, {"vm-read", c_vm_read}, {"setns", c_setns},
