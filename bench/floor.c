@@ -4,7 +4,9 @@
 //   floor --loop N -- CMD...        N sandboxes from one resident process; prints ns of each
 //   floor --seconds S --parallel P  as many as P resident processes make in S seconds; prints how many per second
 //   floor --agent N -- CMD...       one sandbox whose PID 1 starts CMD N times; prints ns of each
-//   floor --freeze N --tasks T      N times the bare freezer write until T tasks are frozen, and until they run; prints both in ns
+//   floor --freeze N --tasks T --rest MS
+//                                   N times the bare freezer write until T tasks are frozen, and until they run, each after a rest;
+//                                   prints both in ns
 //   floor --join FILE -- CMD...     no sandbox: CMD in the mount namespace FILE
 //
 //   --root DIR      the lower layer of the root                      --cgroups    with memory, cpu, pids and freezer groups
@@ -43,6 +45,7 @@ static int with_cgroups;
 static char **command;
 static struct sock_fprog filters[MAX_FILTERS];
 static int filter_count;
+static int rest_ms;
 static int outer_end = -1;
 
 static void fail(const char *what) {
@@ -323,6 +326,8 @@ static void freeze(int count, int tasks) {
     check(events, "open cgroup.events");
     for (int i = 0; i < count; i++)
         for (int frozen = 1; frozen >= 0; frozen--) {
+            // As whoever is measured beside it does: a CPU that sleeps wakes up late.
+            usleep(rest_ms * 1000);
             long start = now();
             check(pwrite(freezer, frozen ? "1" : "0", 1, 0), "write cgroup.freeze");
             for (const char *wanted = frozen ? "frozen 1" : "frozen 0";;) {
@@ -368,6 +373,7 @@ int main(int argc, char **argv) {
         else if (!strcmp(option, "--agent")) agents = atoi(value);
         else if (!strcmp(option, "--freeze")) freezes = atoi(value);
         else if (!strcmp(option, "--tasks")) tasks = atoi(value);
+        else if (!strcmp(option, "--rest")) rest_ms = atoi(value);
         else if (!strcmp(option, "--seconds")) seconds = atoi(value);
         else if (!strcmp(option, "--parallel")) workers = atoi(value);
         else return fprintf(stderr, "floor: unknown option %s\n", option), 2;

@@ -15,12 +15,14 @@ use rustix::fs::{AtFlags, Dir, Mode, OFlags};
 use rustix::process::{DumpableBehavior, Signal};
 use warren_sys::{cgroup, cred, process};
 
-use crate::plan::COMMAND_BITS;
+use crate::plan::{COMMAND_BITS, COMMANDS};
 
-/// The group that init is in and that holds the groups of commands, and the id that owns it.
+/// The group that holds the groups of commands, and the id that owns it.
 #[derive(Debug)]
 pub(crate) struct Work {
     pub(crate) group: OwnedFd,
+    /// Where commands are in there and nobody else: all are then frozen by one write, whoever makes it.
+    apart: Option<Apart>,
     /// Files of the group are checked as this user: the commands' user may not touch them.
     pub(crate) owner: u32,
     /// What init gets when the launcher dies.
@@ -30,6 +32,28 @@ pub(crate) struct Work {
     pub(crate) spare: Option<Leaf>,
     /// On a kernel of its own, whose groups are v1: the one that all commands are in together.
     common: Option<Common>,
+}
+
+/// What the kernel says of a group that commands have to themselves.
+#[derive(Debug)]
+struct Apart {
+    /// Whether they are to stand still.
+    wanted: OwnedFd,
+    /// Whether they do.
+    events: OwnedFd,
+}
+
+impl Apart {
+    fn of(group: &OwnedFd) -> io::Result<Self> {
+        let read = |file| open(group.as_fd(), file, OFlags::RDONLY);
+        Ok(Self { wanted: read("cgroup.freeze")?, events: read("cgroup.events")? })
+    }
+
+    /// Reports whether all stand still, and are to, or none is.
+    fn is_frozen(&self, frozen: bool) -> io::Result<bool> {
+        let wanted = read_all(&self.wanted)?.trim() == if frozen { "1" } else { "0" };
+        Ok(wanted && is_frozen(&self.events)? == frozen)
+    }
 }
 
 /// The group that all commands are in on a kernel of its own, where groups do not count what is below them.
@@ -61,13 +85,31 @@ impl Common {
 impl Work {
     /// Takes init's own v2 group.
     pub(crate) fn new(group: OwnedFd, owner: u32, on_parents_death: Option<Signal>) -> Self {
-        Self { group, owner, on_parents_death, next: 1, spare: None, common: None }
+        let (next, spare, common) = (1, None, None);
+        Self { group, apart: None, owner, on_parents_death, next, spare, common }
+    }
+
+    /// Makes a group for the groups of commands, in which init is not; without one they are beside it.
+    pub(crate) fn part(&mut self) {
+        if self.common.is_some() {
+            return;
+        }
+        let made = self.as_owner(|group| {
+            rustix::fs::mkdirat(group, COMMANDS, Mode::from_raw_mode(0o755))?;
+            let commands = open(group, COMMANDS, OFlags::RDONLY | OFlags::DIRECTORY)?;
+            let apart = Apart::of(&commands)?;
+            Ok((commands, apart))
+        });
+        if let Ok((group, apart)) = made {
+            (self.group, self.apart) = (group, Some(apart));
+        }
     }
 
     /// Takes a v1 group of a kernel of its own, in which processor time is counted, and the one for all.
     pub(crate) fn on_own_kernel(group: OwnedFd, common: Common) -> Self {
         let (owner, on_parents_death) = (crate::plan::INIT_ID, None);
-        Self { group, owner, on_parents_death, next: 1, spare: None, common: Some(common) }
+        let (next, spare, common) = (1, None, Some(common));
+        Self { group, apart: None, owner, on_parents_death, next, spare, common }
     }
 
     /// Reports whether no other process can be started, as far as init is the one to know.
@@ -110,7 +152,12 @@ impl Work {
             rustix::fs::mkdirat(group, name.as_str(), Mode::from_raw_mode(0o755))?;
             open(group, &name, OFlags::RDONLY | OFlags::DIRECTORY)
         })?;
-        Ok(Leaf { name, group, kind })
+        let time = match kind {
+            LeafKind::V2 => open(group.as_fd(), "cpu.stat", OFlags::RDONLY).ok(),
+            // Everybody there sees what init has open.
+            LeafKind::OwnKernel { .. } => None,
+        };
+        Ok(Leaf { name, group, kind, time })
     }
 
     /// Removes the group of a command; `false` if something still runs in it.
@@ -119,6 +166,20 @@ impl Work {
             Ok(rustix::fs::unlinkat(group, leaf.name.as_str(), AtFlags::REMOVEDIR)?)
         })
         .is_ok()
+    }
+
+    /// Freezes or thaws these groups, which are those of all commands.
+    pub(crate) fn freeze<'a>(
+        &self,
+        leaves: impl Iterator<Item = &'a Leaf> + Clone,
+        frozen: bool,
+    ) -> io::Result<()> {
+        match &self.apart {
+            // Whoever asked has done it already, as a rule.
+            Some(apart) if apart.is_frozen(frozen)? => Ok(()),
+            Some(_) => freeze_all([self.group.as_fd()].into_iter(), self, frozen),
+            None => freeze_all(leaves.map(|leaf| leaf.group.as_fd()), self, frozen),
+        }
     }
 
     /// Runs `action` with files checked as the owner of the group.
@@ -144,12 +205,9 @@ impl Work {
     }
 }
 
-/// How often a group is looked at before the kernel is asked to say when it changes.
-const EAGER_LOOKS: u32 = 100;
-
 /// Freezes or thaws groups, all at once, and waits until they are.
-pub(crate) fn freeze_all<'a>(
-    leaves: impl IntoIterator<Item = &'a Leaf, IntoIter: Clone>,
+fn freeze_all<'a>(
+    groups: impl Iterator<Item = BorrowedFd<'a>> + Clone,
     work: &Work,
     frozen: bool,
 ) -> io::Result<()> {
@@ -157,13 +215,36 @@ pub(crate) fn freeze_all<'a>(
         // The runtime stops that kernel whole.
         return Ok(());
     }
-    let leaves = leaves.into_iter();
     let value = if frozen { "1" } else { "0" };
-    work.as_owner(|_| {
-        let mut each = leaves.clone();
-        each.try_for_each(|leaf| write(leaf.group.as_fd(), "cgroup.freeze", value))
-    })?;
-    leaves.into_iter().try_for_each(|leaf| leaf.await_frozen(frozen))
+    work.as_owner(|_| groups.clone().try_for_each(|group| write(group, "cgroup.freeze", value)))?;
+    groups.into_iter().try_for_each(|group| await_frozen(group, frozen))
+}
+
+/// Reports whether everybody in a group stands still, by its `cgroup.events`.
+fn is_frozen(events: &OwnedFd) -> io::Result<bool> {
+    Ok(cgroup::field(&read_all(events)?, "frozen") == Some(1))
+}
+
+/// Waits until a group is frozen, or is not.
+fn await_frozen(group: BorrowedFd<'_>, frozen: bool) -> io::Result<()> {
+    let events = open(group, "cgroup.events", OFlags::RDONLY)?;
+    for look in 0.. {
+        if is_frozen(&events)? == frozen {
+            return Ok(());
+        }
+        // It is nearly always a matter of each process being scheduled once. The kernel also says
+        // when it changes, but leaves that to a worker of its own, which takes longer.
+        if look < cgroup::EAGER_LOOKS {
+            rustix::thread::sched_yield();
+            continue;
+        }
+        let mut fds = [PollFd::new(&events, PollFlags::PRI)];
+        // The bound is for a task that cannot be stopped now.
+        if poll(&mut fds, Some(&Timespec { tv_sec: 2, tv_nsec: 0 }))? == 0 {
+            break;
+        }
+    }
+    Err(io::ErrorKind::TimedOut.into())
 }
 
 /// The group of one command.
@@ -172,6 +253,8 @@ pub(crate) struct Leaf {
     name: String,
     pub(crate) group: OwnedFd,
     kind: LeafKind,
+    /// What counts its time, opened before anybody waits for that.
+    time: Option<OwnedFd>,
 }
 
 /// What the group of a command is.
@@ -253,34 +336,16 @@ impl Leaf {
                 Ok(_) | Err(_) => {}
             }
         }
-        if stay_frozen { listed.map(drop) } else { self.freeze(work, false) }
+        if stay_frozen {
+            return listed.map(drop);
+        }
+        // Not waited for: all commands may stand still for somebody of whom init has yet to hear.
+        work.as_owner(|_| write(self.group.as_fd(), "cgroup.freeze", "0"))
     }
 
     /// Freezes or thaws everything in the group and waits until it is so.
     pub(crate) fn freeze(&self, work: &Work, frozen: bool) -> io::Result<()> {
-        freeze_all([self], work, frozen)
-    }
-
-    /// Waits until the group is frozen, or is not.
-    fn await_frozen(&self, frozen: bool) -> io::Result<()> {
-        let events = open(self.group.as_fd(), "cgroup.events", OFlags::RDONLY)?;
-        for look in 0.. {
-            if cgroup::field(&read_all(&events)?, "frozen") == Some(u64::from(frozen)) {
-                return Ok(());
-            }
-            // It is nearly always a matter of each process being scheduled once. The kernel also says
-            // when it changes, but leaves that to a worker of its own, which takes longer.
-            if look < EAGER_LOOKS {
-                rustix::thread::sched_yield();
-                continue;
-            }
-            let mut fds = [PollFd::new(&events, PollFlags::PRI)];
-            // The bound is for a task that cannot be stopped now.
-            if poll(&mut fds, Some(&Timespec { tv_sec: 2, tv_nsec: 0 }))? == 0 {
-                break;
-            }
-        }
-        Err(io::ErrorKind::TimedOut.into())
+        freeze_all([self.group.as_fd()].into_iter(), work, frozen)
     }
 
     /// Reports whether nothing runs in the group.
@@ -295,12 +360,16 @@ impl Leaf {
 
     /// Time on a CPU of everything that ever ran in the group.
     pub(crate) fn cpu(&self) -> Option<Duration> {
-        if self.mark().is_some() {
-            let file = open(self.group.as_fd(), "cpuacct.usage", OFlags::RDONLY).ok()?;
-            return read_all(&file).ok()?.trim().parse().ok().map(Duration::from_nanos);
+        match self.kind {
+            LeafKind::V2 => {
+                let text = read_all(self.time.as_ref()?).ok()?;
+                cgroup::field(&text, "usage_usec").map(Duration::from_micros)
+            }
+            LeafKind::OwnKernel { .. } => {
+                let file = open(self.group.as_fd(), "cpuacct.usage", OFlags::RDONLY).ok()?;
+                read_all(&file).ok()?.trim().parse().ok().map(Duration::from_nanos)
+            }
         }
-        let file = open(self.group.as_fd(), "cpu.stat", OFlags::RDONLY).ok()?;
-        cgroup::field(&read_all(&file).ok()?, "usage_usec").map(Duration::from_micros)
     }
 }
 

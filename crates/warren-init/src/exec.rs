@@ -5,7 +5,7 @@ use std::ffi::CString;
 use std::io;
 use std::iter;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -339,9 +339,16 @@ fn environment(exec: &Exec, user: Option<&User>) -> Vec<Vec<u8>> {
     own.chain(exec.env.iter().cloned()).collect()
 }
 
-/// Opens what a command reads that has nothing to read.
+/// Returns what a command reads that has nothing to read: the same for all, since it is at its end for
+/// everybody and keeps no place.
 pub(crate) fn nothing_to_read() -> io::Result<OwnedFd> {
-    Ok(rustix::fs::open(c"/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+    static NOTHING: OnceLock<OwnedFd> = OnceLock::new();
+    if let Some(nothing) = NOTHING.get() {
+        return nothing.try_clone();
+    }
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let nothing = rustix::fs::open(c"/dev/null", flags, Mode::empty())?;
+    NOTHING.get_or_init(|| nothing).try_clone()
 }
 
 fn errno(error: &io::Error) -> i32 {

@@ -380,11 +380,17 @@ pub struct Filter {
 /// The control groups of a sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cgroups {
-    /// Its directory in the v2 hierarchy. Init is in it, each command in a group below.
+    /// Its directory in the v2 hierarchy. Init is in it, each command in a group somewhere below.
     pub v2: Option<String>,
     /// Its directories in v1 hierarchies.
     pub v1: Vec<String>,
+    /// Whether the groups of commands are in one of their own, [`COMMANDS`], so that all of them are
+    /// frozen by one write: not worth making for a single command.
+    pub parted: bool,
 }
+
+/// The group below a sandbox's that holds the groups of its commands.
+pub const COMMANDS: &str = "commands";
 
 /// Bounds that init has to keep because no cgroup does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -15,7 +15,7 @@ use warren_sys::process::{self, End, SingleThreaded};
 use warren_sys::seccomp::Instruction;
 use warren_sys::socket;
 
-use crate::account::{Census, Leaf, Meter, Seen, Work, freeze_all};
+use crate::account::{Census, Leaf, Meter, Seen, Work};
 use crate::apply::Inherited;
 use crate::exec::{Ends, Refusal, Ruled, Spare, Started, Starter};
 use crate::explain::Follower;
@@ -206,6 +206,10 @@ pub(crate) fn serve(plan: &Plan, control: &OwnedFd, inherited: Inherited, kept: 
     let bound = plan.lifetime == Lifetime::Attached || ruled.is_some();
     let on_parents_death = bound.then_some(Signal::KILL);
     let Inherited { work, listener, lock: _lock, .. } = inherited;
+    let mut work = work.map(|group| Work::new(group, owner, on_parents_death)).or(own_work);
+    if plan.cgroups.parted {
+        work.iter_mut().for_each(Work::part);
+    }
     let mut init = Init {
         plan,
         starter: Starter {
@@ -222,7 +226,7 @@ pub(crate) fn serve(plan: &Plan, control: &OwnedFd, inherited: Inherited, kept: 
         meter,
         census,
         refusals,
-        work: work.map(|group| Work::new(group, owner, on_parents_death)).or(own_work),
+        work,
         running: HashMap::new(),
         lingering: Vec::new(),
         ending: Vec::new(),
@@ -853,6 +857,9 @@ impl Init<'_> {
         };
         if let Some(channel) = &running.channel {
             let _ = protocol::send(channel, &event, &[]);
+            // Who hears of it is woken up on this CPU, as a rule, though another sleeps, and need not wait
+            // for what comes now.
+            rustix::thread::sched_yield();
         }
         if running.only {
             // What it left behind ends with us; so it would a moment later, by the one who hears this.
@@ -896,7 +903,7 @@ impl Init<'_> {
     fn freeze(&self, frozen: bool) -> std::io::Result<()> {
         let Some(work) = &self.work else { return Ok(()) };
         let running = self.running.values().filter_map(|running| running.leaf.as_ref());
-        freeze_all(running.chain(&self.lingering), work, frozen)
+        work.freeze(running.chain(&self.lingering), frozen)
     }
 
     fn resume(&mut self) -> std::io::Result<()> {

@@ -2,8 +2,8 @@
 //!
 //! Which file means which limit is for the caller to know.
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -30,12 +30,11 @@ pub struct Hierarchy {
 impl Layout {
     /// Reads `/proc/self/mountinfo` and `/proc/self/cgroup`.
     pub fn detect() -> io::Result<Self> {
-        let mounts = fs::read_to_string("/proc/self/mountinfo")?;
-        let own = fs::read_to_string("/proc/self/cgroup")?;
+        let mounts = whole(Path::new("/proc/self/mountinfo"))?;
+        let own = whole(Path::new("/proc/self/cgroup"))?;
         let mut layout = Self::parse(&mounts, &own);
         if let Some(v2) = &mut layout.v2 {
-            let controllers =
-                fs::read_to_string(v2.mount.join("cgroup.controllers")).unwrap_or_default();
+            let controllers = whole(&v2.mount.join("cgroup.controllers")).unwrap_or_default();
             v2.controllers = controllers.split_whitespace().map(str::to_owned).collect();
         }
         Ok(layout)
@@ -95,6 +94,9 @@ fn own_path(own: &str, wanted: impl Fn(&str) -> bool) -> Option<&str> {
     })
 }
 
+/// How often a group that is to stand still is looked at before the kernel is asked to say when it does.
+pub const EAGER_LOOKS: u32 = 400;
+
 /// Writes one value to a file of a group.
 pub fn write(group: &Path, file: &str, value: &str) -> io::Result<()> {
     // Never created: a missing file means that the kernel has no such knob.
@@ -115,7 +117,15 @@ pub fn set(group: &Path, file: &str, value: &str) -> io::Result<String> {
 
 /// Reads one file of a group.
 pub fn read(group: &Path, file: &str) -> io::Result<String> {
-    fs::read_to_string(group.join(file))
+    whole(&group.join(file))
+}
+
+/// Reads a file of the kernel's, most of which are whole in one piece: they tell no size, for which
+/// [`fs::read_to_string`] begins with a few bytes, and some are composed anew for each piece.
+fn whole(path: &Path) -> io::Result<String> {
+    let mut text = String::with_capacity(8 << 10);
+    File::open(path)?.read_to_string(&mut text)?;
+    Ok(text)
 }
 
 /// Finds the number after `key` in text made of lines "key number".

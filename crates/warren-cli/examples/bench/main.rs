@@ -230,22 +230,28 @@ fn suspend(count: usize, plan: &Plan) -> Result<Answer> {
         client.exec(&held.sandbox, "/bin/sh", &["-c", &crowd])?;
         acquired = Some(held);
     }
+    let rest = || std::thread::sleep(REST);
     for _ in 0..count {
+        rest();
         let began = Instant::now();
         runtime.block_on(sandbox.suspend())?;
         note(&mut answer, "suspend, library", began);
+        rest();
         let began = Instant::now();
         runtime.block_on(sandbox.resume())?;
         note(&mut answer, "resume, library", began);
         if let (Some(client), Some(held)) = (&mut daemon, &acquired) {
             for (name, verb) in [("suspend, daemon", "suspend"), ("resume, daemon", "resume")] {
+                rest();
                 let began = Instant::now();
                 client.change(&held.session, verb)?;
                 note(&mut answer, name, began);
             }
         }
         if let Some(program) = plan.floor.first() {
-            let out = Program::new(program).args(["--freeze", "1", "--tasks", "10"]).output()?;
+            let out = Program::new(program)
+                .args(["--freeze", "1", "--tasks", "10", "--rest", "40"])
+                .output()?;
             let text = String::from_utf8(out.stdout)?;
             for (name, part) in
                 ["freeze, bare", "thaw, bare"].into_iter().zip(text.split_whitespace())

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use warren_init::launcher::Guard;
-use warren_init::plan::Cgroups;
+use warren_init::plan::{COMMANDS, Cgroups};
 use warren_sys::cgroup;
 
 use super::host::{Controller, GroupSupport};
@@ -29,6 +29,7 @@ pub(crate) struct Groups {
     /// Removes them should we die.
     guard: Option<Guard>,
     counters: OnceLock<Counters>,
+    freezer: OnceLock<Option<Freezer>>,
 }
 
 /// The files in which the kernel counts what it refused: they are looked at for every command, and a
@@ -49,6 +50,37 @@ impl Counters {
             memory: open(&places.memory, &["memory.events", "memory.oom_control"]),
             pids: open(&places.pids, &["pids.events"]),
         }
+    }
+}
+
+/// What stops all commands at once, kept open from the first time on: who is suspended often wants it soon.
+#[derive(Debug)]
+struct Freezer {
+    switch: File,
+    events: File,
+}
+
+impl Freezer {
+    /// `None` where commands have no group for themselves.
+    fn of(places: &Places) -> Option<Self> {
+        let commands = places.v2.as_ref()?.join(COMMANDS);
+        let switch = File::options().write(true).open(commands.join("cgroup.freeze")).ok()?;
+        Some(Self { switch, events: File::open(commands.join("cgroup.events")).ok()? })
+    }
+
+    /// Stops all, or lets them go on; `false` if they are not soon seen to.
+    fn turn(&self, frozen: bool) -> bool {
+        let value = if frozen { b"1" } else { b"0" };
+        if self.switch.write_at(value, 0).is_err() {
+            return false;
+        }
+        (0..cgroup::EAGER_LOOKS).any(|_| {
+            let is_so = count(Some(&self.events), "frozen") == Some(u64::from(frozen));
+            if !is_so {
+                std::thread::yield_now();
+            }
+            is_so
+        })
     }
 }
 
@@ -179,8 +211,9 @@ impl Groups {
 
     /// Takes over groups that were made before.
     pub(crate) fn adopt(places: Places) -> Self {
-        let (on_drop, counters) = (OnDrop::Leave, OnceLock::new());
-        Self { places, on_drop, pending: Vec::new(), guard: None, counters }
+        let (on_drop, pending, guard) = (OnDrop::Leave, Vec::new(), None);
+        let (counters, freezer) = (OnceLock::new(), OnceLock::new());
+        Self { places, on_drop, pending, guard, counters, freezer }
     }
 
     /// Takes over whatever groups a sandbox may have, without knowing more than its id.
@@ -194,6 +227,13 @@ impl Groups {
         });
         let v2 = support.v2.as_ref().and_then(there);
         Self::adopt(Places { v2, v1: v1.collect(), memory: None, pids: None })
+    }
+
+    /// Freezes or thaws all commands, where they are in a group of their own; `false` if that takes more
+    /// than a moment, or is not to be done from here.
+    pub(crate) fn freeze_commands(&self, frozen: bool) -> bool {
+        let freezer = self.freezer.get_or_init(|| Freezer::of(&self.places));
+        freezer.as_ref().is_some_and(|freezer| freezer.turn(frozen))
     }
 
     /// Has them stay when this value goes.
@@ -232,7 +272,8 @@ impl Groups {
                 v1.push(text(group));
             }
         }
-        Cgroups { v2: self.places.v2.as_ref().map(text), v1 }
+        // Who has a guard makes one sandbox, for one command, and ends.
+        Cgroups { v2: self.places.v2.as_ref().map(text), v1, parted: self.guard.is_none() }
     }
 
     /// Reads back what a limit is.

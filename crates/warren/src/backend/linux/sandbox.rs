@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -69,6 +69,8 @@ pub(crate) struct Instance {
     own: Option<Own>,
     pidfd: AsyncFd<OwnedFd>,
     pid: i32,
+    /// When its first process was started.
+    started: OnceLock<u64>,
     pub(super) base: Option<u32>,
     proof: Proof,
     pub(super) made_at: DateTime<Utc>,
@@ -203,6 +205,7 @@ pub(crate) async fn begin(
         },
         pidfd,
         pid,
+        started: OnceLock::new(),
         base,
         proof,
         made_at: Utc::now(),
@@ -302,6 +305,7 @@ pub(crate) async fn adopt(
         own: None,
         pidfd: watch(pidfd).map_err(|error| lost("watch the sandbox", error))?,
         pid: anchor.pid,
+        started: OnceLock::from(anchor.start_time),
         base: anchor.base,
         proof: Proof {
             landlock_abi: anchor.landlock_abi,
@@ -325,8 +329,11 @@ pub(crate) async fn adopt(
     let hello = tokio::time::timeout(PATIENCE, instance.ask::<Standing>(&Request::Hello)).await;
     match hello {
         Ok(Ok(Some(standing))) => {
-            if let (true, Some(container)) = (standing.suspended, &instance.container) {
-                container.pause().await?;
+            match &instance.container {
+                Some(container) if standing.suspended => container.pause().await?,
+                Some(_) => {}
+                // Whoever was killed between the group and init left them of two minds.
+                None => drop(instance.groups().freeze_commands(standing.suspended)),
             }
             Ok(Some((instance, standing.suspended)))
         }
@@ -471,6 +478,20 @@ impl Instance {
         Ok(ours.receive::<T>().await?.map(|(answer, _)| answer))
     }
 
+    /// Stops all commands, or lets them go on.
+    ///
+    /// They are stopped from here where they can be; init, which keeps their clocks, hears of it and need
+    /// not be waited for: whatever it is asked next it reads after that.
+    pub(super) async fn freeze(&self, frozen: bool) -> io::Result<Option<Done>> {
+        let request = if frozen { Request::Suspend } else { Request::Resume };
+        if self.container.is_none() && self.groups().freeze_commands(frozen) {
+            // Where its answer would go: nowhere, since this is no socket.
+            self.control.send(&request, &[self.pidfd.as_fd()]).await?;
+            return Ok(Some(Done(0)));
+        }
+        self.ask(&request).await
+    }
+
     /// Asks init for something that comes with a descriptor; `None` if it is gone.
     pub(crate) async fn ask_for(
         &self,
@@ -480,6 +501,15 @@ impl Instance {
         self.control.send(request, &[theirs.as_fd()]).await?;
         drop(theirs);
         ours.receive::<Done>().await
+    }
+
+    /// Returns when its first process was started, in ticks since the host was.
+    fn start_time(&self) -> Option<u64> {
+        if let Some(started) = self.started.get() {
+            return Some(*started);
+        }
+        let started = anchor::start_time(self.pid)?;
+        Some(*self.started.get_or_init(|| started))
     }
 
     /// Asks init for something without waiting for it, and without an answer.
@@ -1072,15 +1102,6 @@ impl LinuxSandbox {
         Ok(ExecReport { denials, ..ExecReport::with_exit_code(output, end.cause) })
     }
 
-    /// Asks init for something that it answers once.
-    async fn ask<T: DeserializeOwned>(&self, request: &Request) -> Result<T> {
-        match self.core.instance().ask(request).await {
-            Ok(Some(answer)) => Ok(answer),
-            Ok(None) => Err(self.ended()),
-            Err(error) => Err(self.explain(lost("reach init", error))),
-        }
-    }
-
     /// A sandbox that is gone explains whatever else went wrong.
     pub(super) fn explain(&self, error: SandboxError) -> SandboxError {
         let talk = matches!(error, SandboxError::Step { .. });
@@ -1102,13 +1123,14 @@ impl LinuxSandbox {
             if let (State::Running, Some(container)) = (to, &instance.container) {
                 container.resume().await?;
             }
-            let (request, step) = match to {
-                State::Suspended => (Request::Suspend, "suspend"),
-                State::Running | State::Destroyed => (Request::Resume, "resume"),
-            };
-            let Done(errno) = self.ask(&request).await?;
-            if errno != 0 {
-                return Err(lost(step, io::Error::from_raw_os_error(errno)));
+            let step = if to == State::Suspended { "suspend" } else { "resume" };
+            match instance.freeze(to == State::Suspended).await {
+                Ok(Some(Done(0))) => {}
+                Ok(Some(Done(errno))) => {
+                    return Err(lost(step, io::Error::from_raw_os_error(errno)));
+                }
+                Ok(None) => return Err(self.ended()),
+                Err(error) => return Err(self.explain(lost("reach init", error))),
             }
             // Its commands stand still by init's word, which keeps their clocks; so does init now.
             if let (State::Suspended, Some(container)) = (to, &instance.container) {
@@ -1252,7 +1274,10 @@ impl Sandbox for LinuxSandbox {
             return Ok(None);
         }
         let Some((terms, settings)) = self.terms_for(spec) else { return Ok(None) };
-        if self.core.instance().groups().change(&self.core.id, &settings).is_err() {
+        let before = self.current().terms.spec.limits.clone();
+        // What its groups hold already is not written again.
+        let same = before == spec.limits;
+        if !same && self.core.instance().groups().change(&self.core.id, &settings).is_err() {
             // As it was: what could be changed is written back. What cannot be is not handed out.
             if let Some((_, settings)) = self.terms_for(&self.terms.spec) {
                 self.core.instance().groups().change(&self.core.id, &settings)?;
@@ -1282,7 +1307,7 @@ impl Sandbox for LinuxSandbox {
         let anchor = Anchor {
             boot_id: anchor::boot_id().ok()?,
             pid: instance.pid,
-            start_time: anchor::start_time(instance.pid)?,
+            start_time: instance.start_time()?,
             base: instance.base,
             landlock_abi: instance.proof.landlock_abi,
             owners_shifted: instance.proof.owners_shifted,

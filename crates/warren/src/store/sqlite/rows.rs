@@ -80,13 +80,21 @@ impl Table {
         }
     }
 
+    /// Not `INSERT OR REPLACE`: what is there stays in its place, and half as many pages are written.
     fn put(self) -> &'static str {
         match self {
             Self::Sandboxes => {
-                "INSERT OR REPLACE INTO sandboxes (id, record, sum) VALUES (?, ?, ?)"
+                "INSERT INTO sandboxes (id, record, sum) VALUES (?, ?, ?) \
+                 ON CONFLICT (id) DO UPDATE SET record = excluded.record, sum = excluded.sum"
             }
-            Self::Sessions => "INSERT OR REPLACE INTO sessions (id, record, sum) VALUES (?, ?, ?)",
-            Self::Settings => "INSERT OR REPLACE INTO settings (name, value, sum) VALUES (?, ?, ?)",
+            Self::Sessions => {
+                "INSERT INTO sessions (id, record, sum) VALUES (?, ?, ?) \
+                 ON CONFLICT (id) DO UPDATE SET record = excluded.record, sum = excluded.sum"
+            }
+            Self::Settings => {
+                "INSERT INTO settings (name, value, sum) VALUES (?, ?, ?) \
+                 ON CONFLICT (name) DO UPDATE SET value = excluded.value, sum = excluded.sum"
+            }
         }
     }
 
