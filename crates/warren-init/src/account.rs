@@ -12,10 +12,11 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, Dir, Mode, OFlags};
+use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Signal};
 use warren_sys::{cgroup, cred, process};
 
-use crate::plan::{COMMAND_BITS, COMMANDS};
+use crate::plan::{COMMAND_BITS, COMMANDS, Plan};
 
 /// The group that holds the groups of commands, and the id that owns it.
 #[derive(Debug)]
@@ -95,7 +96,11 @@ impl Work {
             return;
         }
         let made = self.as_owner(|group| {
-            rustix::fs::mkdirat(group, COMMANDS, Mode::from_raw_mode(0o755))?;
+            match rustix::fs::mkdirat(group, COMMANDS, Mode::from_raw_mode(0o755)) {
+                // It was begun ahead.
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(error) => return Err(error.into()),
+            }
             let commands = open(group, COMMANDS, OFlags::RDONLY | OFlags::DIRECTORY)?;
             let apart = Apart::of(&commands)?;
             Ok((commands, apart))
@@ -202,6 +207,15 @@ impl Work {
         }
         sealed?;
         result
+    }
+}
+
+/// Makes the group for the groups of commands while nobody waits; whoever needs it tries again.
+pub(crate) fn part_ahead(plan: &Plan, group: &OwnedFd) {
+    if plan.cgroups.parted {
+        let before = cred::check_files_as(plan.identity.init_id());
+        let _ = rustix::fs::mkdirat(group, COMMANDS, Mode::from_raw_mode(0o755));
+        cred::check_files_as(before);
     }
 }
 

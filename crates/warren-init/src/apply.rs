@@ -18,7 +18,7 @@ use warren_sys::landlock::{self, Access, Kind, Ruleset};
 use warren_sys::mount::{self, Attributes};
 use warren_sys::{cred, fd, keyring, net, process};
 
-use crate::account::{Census, Meter};
+use crate::account::{self, Census, Meter};
 use crate::attempt::{self, NO_CAPABILITY, NO_KEYCTL, OWN_PROCESSES, holds};
 use crate::launcher::step;
 use crate::plan::{
@@ -194,7 +194,10 @@ pub(crate) fn become_init(
     });
     let ready = begun.and_then(|begun| {
         let plan = match plan.ahead {
-            true => Cow::Owned(step("wait for", "the rest of the plan", wait_for_rest(control))?),
+            true => {
+                inherited.work.iter().for_each(|group| account::part_ahead(plan, group));
+                Cow::Owned(step("wait for", "the rest of the plan", wait_for_rest(control))?)
+            }
             false => Cow::Borrowed(plan),
         };
         Ok((finish(&plan, begun, inherited.work.as_ref())?, plan))
@@ -202,6 +205,8 @@ pub(crate) fn become_init(
     match ready {
         Ok(((proof, kept), plan)) => {
             let _ = protocol::send(control, &Report::Ready(proof), &[]);
+            // Whoever waited for it goes first.
+            rustix::thread::sched_yield();
             serve::serve(&plan, control, inherited, kept)
         }
         Err(failure) => {

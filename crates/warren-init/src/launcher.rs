@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Resource, Signal};
+use warren_sys::heir::Heir;
 use warren_sys::mount;
 use warren_sys::process::{self, Fork, Namespaces, SingleThreaded};
 use warren_sys::{cgroup, cred, fd, net, socket};
@@ -141,12 +142,16 @@ pub fn launch<E>(
 
 /// A process that removes control groups should this one die before it does so itself.
 #[derive(Debug)]
-pub struct Guard {
-    child: Pid,
-    pidfd: OwnedFd,
-    groups: Vec<PathBuf>,
-    /// There until the end.
-    line: Option<OwnedFd>,
+pub enum Guard {
+    /// It knows of groups alone.
+    Heir(Heir),
+    /// A copy of this process, which can do more.
+    Copy {
+        /// The process.
+        child: Pid,
+        /// There until the end.
+        line: OwnedFd,
+    },
 }
 
 impl Guard {
@@ -158,6 +163,9 @@ impl Guard {
         groups: Vec<PathBuf>,
         directory: Option<&Path>,
     ) -> io::Result<Self> {
+        if directory.is_none() {
+            return Ok(Self::Heir(Heir::start(proof, &groups)?));
+        }
         let (ours, theirs) = socket::pair()?;
         match process::fork(proof, Namespaces::NONE, None)? {
             Fork::Child => {
@@ -172,20 +180,19 @@ impl Guard {
                 directory.into_iter().for_each(warden::remove_directory);
                 process::exit_now(0)
             }
-            Fork::Parent { child, pidfd } => Ok(Self { child, pidfd, groups, line: Some(ours) }),
+            Fork::Parent { child, .. } => Ok(Self::Copy { child, line: ours }),
         }
     }
-}
 
-impl Drop for Guard {
-    fn drop(&mut self) {
-        if self.groups.iter().any(|group| group.exists()) {
-            // Something in them cannot be ended now. It waits for that by itself.
-            self.line = None;
-            return;
+    /// Lets it go: the groups are gone. One that is only dropped removes them, for as long as that takes.
+    pub fn dismiss(self) {
+        match self {
+            Self::Heir(heir) => heir.dismiss(),
+            Self::Copy { child, line: _line } => {
+                let _ = process::signal_raw(child.as_raw_nonzero().get(), Signal::KILL.as_raw());
+                let _ = process::reap(child);
+            }
         }
-        let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
-        let _ = process::reap(self.child);
     }
 }
 

@@ -9,6 +9,7 @@
 pub mod cgroup;
 pub mod cred;
 pub mod fd;
+pub mod heir;
 pub mod keyring;
 pub mod landlock;
 pub mod mount;

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal};
 /// It cannot be sent to another thread. Nothing stops its holder from starting one later; the
 /// processes that hold it (Warren's launcher and init) never do.
 #[derive(Debug)]
-pub struct SingleThreaded(PhantomData<*const ()>);
+pub struct SingleThreaded(pub(crate) PhantomData<*const ()>);
 
 impl SingleThreaded {
     /// Asks the kernel; an error if there is more than one thread.
@@ -520,6 +520,14 @@ pub fn ignore_group_signals() {
         // SAFETY: neither disposition installs code of ours; numbers that cannot be changed are
         // refused.
         unsafe { libc::signal(signal, action) };
+    }
+}
+
+/// Likewise, for one whose signals have their default meaning.
+pub(crate) fn ignore_signals_of_groups() {
+    for signal in IGNORED {
+        // SAFETY: SIG_IGN is a valid disposition and installs no code of ours.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
 }
 

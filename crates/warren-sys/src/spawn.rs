@@ -629,7 +629,7 @@ fn execute(place: &CStr, args: *const *const c_char, env: *const *const c_char) 
     unsafe { process::call(libc::SYS_execve, arguments) }.err().unwrap_or(Errno::INVAL)
 }
 
-fn close_range(first: u32, last: u32) -> Result<(), Errno> {
+pub(crate) fn close_range(first: u32, last: u32) -> Result<(), Errno> {
     // SAFETY: close_range reads integers. Values of type `OwnedFd` for what is closed are the starter's,
     // whose own descriptors these are not.
     unsafe { process::call(libc::SYS_close_range, [first.into(), last.into(), 0, 0]) }.map(drop)
@@ -650,9 +650,14 @@ fn as_word(number: i32) -> u64 {
 
 /// Memory for the stack of a new process, below which there is nothing.
 #[derive(Debug)]
-struct Stack {
+pub(crate) struct Stack {
     start: *mut std::ffi::c_void,
 }
+
+// SAFETY: memory that this value alone owns and never looks into; any thread may give it back.
+unsafe impl Send for Stack {}
+// SAFETY: likewise: a shared one tells where it is, and nothing else.
+unsafe impl Sync for Stack {}
 
 thread_local! {
     /// The stack of the last one that is over, for the next: what it touched need not be made again.
@@ -664,7 +669,7 @@ const STACK: usize = 64 << 10;
 const GUARD: usize = 4096 << 4;
 
 impl Stack {
-    fn take() -> io::Result<Self> {
+    pub(crate) fn take() -> io::Result<Self> {
         IDLE_STACK.take().map_or_else(Self::new, Ok)
     }
 
@@ -679,7 +684,7 @@ impl Stack {
         Ok(stack)
     }
 
-    fn memory(&self) -> (*mut std::ffi::c_void, usize) {
+    pub(crate) fn memory(&self) -> (*mut std::ffi::c_void, usize) {
         (self.start.wrapping_byte_add(GUARD), STACK)
     }
 }

@@ -368,7 +368,10 @@ impl Groups {
                 result = Err(SandboxError::step("remove the control group", &group, error));
             }
         }
-        self.guard = None;
+        let guard = self.guard.take();
+        if result.is_ok() {
+            guard.into_iter().for_each(Guard::dismiss);
+        }
         result
     }
 }
