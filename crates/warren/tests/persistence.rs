@@ -123,6 +123,34 @@ async fn a_suspended_sandbox_is_adopted_suspended() {
     adopted.destroy().await.unwrap();
 }
 
+/// Who suspends stops the group of the commands and then tells init; being killed in between is what is done
+/// here by hand, in both directions.
+#[tokio::test]
+async fn one_whose_keeper_was_killed_in_the_middle_of_a_turn_is_as_its_group_says() {
+    let place = Place::new();
+    let made = place.backend().create(&place.spec, &persistent(&place.id)).await.unwrap();
+    let anchor = made.anchor().unwrap();
+    let group = groups(&place.id);
+    let switches = group.lines().map(|group| format!("{group}/commands/cgroup.freeze"));
+    let Some(switch) = switches.into_iter().find(|switch| std::fs::exists(switch).unwrap()) else {
+        // A plain user without a group of its own: init alone stops and continues.
+        return made.destroy().await.unwrap();
+    };
+    drop(made);
+    for (written, is_suspended) in [("1", true), ("0", false)] {
+        std::fs::write(&switch, written).unwrap();
+        let backend = place.backend();
+        let adopted = backend.adopt(&place.id, &place.spec, &anchor).await.unwrap().unwrap();
+        let command = Command::new("true");
+        let ran = adopted.exec(&command, &ExecContext::default()).await;
+        assert_eq!(ran.is_err_and(|error| error.code() == "suspended"), is_suspended, "{written}");
+    }
+    let backend = place.backend();
+    let adopted = backend.adopt(&place.id, &place.spec, &anchor).await.unwrap().unwrap();
+    assert_eq!(sh(&*adopted, "echo on").await, "on", "and init has heard of it");
+    adopted.destroy().await.unwrap();
+}
+
 #[tokio::test]
 async fn what_is_gone_or_a_stranger_is_not_adopted_and_nothing_of_it_is_left() {
     for case in ["ended", "reused pid", "other boot", "other sandbox", "garbage"] {

@@ -236,6 +236,12 @@ impl Groups {
         freezer.as_ref().is_some_and(|freezer| freezer.turn(frozen))
     }
 
+    /// Reports whether all commands are to stand still, where one can tell from here.
+    pub(crate) fn are_commands_stopped(&self) -> Option<bool> {
+        let commands = self.places.v2.as_ref()?.join(COMMANDS);
+        Some(cgroup::read(&commands, "cgroup.freeze").ok()?.trim() == "1")
+    }
+
     /// Has them stay when this value goes.
     pub(crate) fn leave(&mut self) {
         self.on_drop = OnDrop::Leave;

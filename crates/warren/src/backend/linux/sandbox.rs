@@ -329,13 +329,16 @@ pub(crate) async fn adopt(
     let hello = tokio::time::timeout(PATIENCE, instance.ask::<Standing>(&Request::Hello)).await;
     match hello {
         Ok(Ok(Some(standing))) => {
-            match &instance.container {
-                Some(container) if standing.suspended => container.pause().await?,
-                Some(_) => {}
-                // Whoever was killed between the group and init left them of two minds.
-                None => drop(instance.groups().freeze_commands(standing.suspended)),
-            }
-            Ok(Some((instance, standing.suspended)))
+            let suspended = match &instance.container {
+                Some(container) => {
+                    if standing.suspended {
+                        container.pause().await?;
+                    }
+                    standing.suspended
+                }
+                None => instance.settle(standing.suspended).await,
+            };
+            Ok(Some((instance, suspended)))
         }
         Ok(Ok(None)) | Ok(Err(_)) => Ok(None),
         Err(_) => {
@@ -501,6 +504,19 @@ impl Instance {
         self.control.send(request, &[theirs.as_fd()]).await?;
         drop(theirs);
         ours.receive::<Done>().await
+    }
+
+    /// Has init hear of what the group of commands says, should whoever was killed have written to the one and
+    /// not told the other; returns whether all stand still.
+    ///
+    /// What is meant by it is for others to know: nothing goes on here that stood still, or the other way round.
+    async fn settle(&self, suspended: bool) -> bool {
+        let stopped = self.groups().are_commands_stopped().unwrap_or(suspended);
+        if stopped != suspended {
+            // Should that fail, so does whatever it is asked next.
+            let _ = self.freeze(stopped).await;
+        }
+        stopped
     }
 
     /// Returns when its first process was started, in ticks since the host was.
