@@ -8,7 +8,7 @@ use warren::store::sqlite::SqliteStore;
 
 use crate::support::{beside, block_on, db, fast_dir, image, number, numbered, random};
 
-const COMMITS: u64 = 22;
+const COMMITS: u64 = 32;
 
 /// The files as they were before and after the commits, and once the log was taken over.
 struct Disk {
