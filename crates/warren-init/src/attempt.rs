@@ -55,6 +55,16 @@ pub(crate) fn holds(attempt: &str, held: bool) -> Result<(), Failure> {
 /// such a socket: the namespace alone is to be tried.
 pub(crate) fn network(plan: &Plan) -> Result<u32, Failure> {
     let datagram = |family| socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
+    let mut done = tried::NETWORK | tried::METADATA;
+    // Before any socket of ours has a port: whoever is connected gets one, of the same that the host has given out.
+    if let Some(port) = plan.promised.host_port {
+        let taken = datagram(AddressFamily::INET)
+            .and_then(|socket| bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)));
+        // Who gets a place that somebody has on the host's has another loopback. Where it is not up yet, nobody has one.
+        let apart = matches!(taken, Ok(()) | Err(Errno::ADDRNOTAVAIL));
+        holds("network: share the host's 127.0.0.1", apart)?;
+        done |= tried::HOST_LOOPBACK;
+    }
     // One is enough: it is connected by a route alone, and takes another address when it has none.
     let socket = datagram(AddressFamily::INET).map_err(io::Error::from);
     let socket = step("open", "a socket", socket)?;
@@ -65,16 +75,6 @@ pub(crate) fn network(plan: &Plan) -> Result<u32, Failure> {
     let nowhere = METADATA.into_iter().all(|address| leads_nowhere(to(address, 80)));
     holds("network: connect to 169.254.169.254:80", nowhere)?;
     holds("network: connect to [fd00:ec2::254]:80", leads_nowhere(v6))?;
-    let mut done = tried::NETWORK | tried::METADATA;
-    if let Some(port) = plan.promised.host_port {
-        // Another one: the first has an address by now.
-        let taken = datagram(AddressFamily::INET)
-            .and_then(|socket| bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)));
-        // Who gets a place that somebody has on the host's has another loopback. Where it is not up yet, nobody has one.
-        let apart = matches!(taken, Ok(()) | Err(Errno::ADDRNOTAVAIL));
-        holds("network: share the host's 127.0.0.1", apart)?;
-        done |= tried::HOST_LOOPBACK;
-    }
     Ok(done)
 }
 
