@@ -68,19 +68,18 @@ impl Freezer {
         Some(Self { switch, events: File::open(commands.join("cgroup.events")).ok()? })
     }
 
-    /// Stops all, or lets them go on; `false` if they are not soon seen to.
-    fn turn(&self, frozen: bool) -> bool {
+    /// Stops all, or lets them go on, and waits a moment until they are seen to.
+    fn turn(&self, frozen: bool) {
         let value = if frozen { b"1" } else { b"0" };
         if self.switch.write_at(value, 0).is_err() {
-            return false;
+            return;
         }
-        (0..cgroup::EAGER_LOOKS).any(|_| {
-            let is_so = count(Some(&self.events), "frozen") == Some(u64::from(frozen));
-            if !is_so {
-                std::thread::yield_now();
+        for _ in 0..cgroup::EAGER_LOOKS {
+            if count(Some(&self.events), "frozen") == Some(u64::from(frozen)) {
+                return;
             }
-            is_so
-        })
+            std::thread::yield_now();
+        }
     }
 }
 
@@ -229,11 +228,11 @@ impl Groups {
         Self::adopt(Places { v2, v1: v1.collect(), memory: None, pids: None })
     }
 
-    /// Freezes or thaws all commands, where they are in a group of their own; `false` if that takes more
-    /// than a moment, or is not to be done from here.
-    pub(crate) fn freeze_commands(&self, frozen: bool) -> bool {
+    /// Freezes or thaws all commands, where they are in a group of their own, as far as that takes but a
+    /// moment. Init does the rest, and says when it is done.
+    pub(crate) fn freeze_commands(&self, frozen: bool) {
         let freezer = self.freezer.get_or_init(|| Freezer::of(&self.places));
-        freezer.as_ref().is_some_and(|freezer| freezer.turn(frozen))
+        freezer.iter().for_each(|freezer| freezer.turn(frozen));
     }
 
     /// Reports whether all commands are to stand still, where one can tell from here.

@@ -483,14 +483,12 @@ impl Instance {
 
     /// Stops all commands, or lets them go on.
     ///
-    /// They are stopped from here where they can be; init, which keeps their clocks, hears of it and need
-    /// not be waited for: whatever it is asked next it reads after that.
+    /// They are stopped from here where they can be, before init has woken up; it keeps their clocks and has
+    /// to hear of it before anybody else asks it for something.
     pub(super) async fn freeze(&self, frozen: bool) -> io::Result<Option<Done>> {
         let request = if frozen { Request::Suspend } else { Request::Resume };
-        if self.container.is_none() && self.groups().freeze_commands(frozen) {
-            // Where its answer would go: nowhere, since this is no socket.
-            self.control.send(&request, &[self.pidfd.as_fd()]).await?;
-            return Ok(Some(Done(0)));
+        if self.container.is_none() {
+            self.groups().freeze_commands(frozen);
         }
         self.ask(&request).await
     }
