@@ -22,8 +22,8 @@ use crate::plan::{COMMAND_BITS, COMMANDS, Plan};
 #[derive(Debug)]
 pub(crate) struct Work {
     pub(crate) group: OwnedFd,
-    /// Where commands are in there and nobody else: all are then frozen by one write, whoever makes it.
-    apart: Option<Apart>,
+    /// Whether commands are in there and nobody else: all are then frozen by one write, whoever makes it.
+    apart: bool,
     /// Files of the group are checked as this user: the commands' user may not touch them.
     pub(crate) owner: u32,
     /// What init gets when the launcher dies.
@@ -33,28 +33,6 @@ pub(crate) struct Work {
     pub(crate) spare: Option<Leaf>,
     /// On a kernel of its own, whose groups are v1: the one that all commands are in together.
     common: Option<Common>,
-}
-
-/// What the kernel says of a group that commands have to themselves.
-#[derive(Debug)]
-struct Apart {
-    /// Whether they are to stand still.
-    wanted: OwnedFd,
-    /// Whether they do.
-    events: OwnedFd,
-}
-
-impl Apart {
-    fn of(group: &OwnedFd) -> io::Result<Self> {
-        let read = |file| open(group.as_fd(), file, OFlags::RDONLY);
-        Ok(Self { wanted: read("cgroup.freeze")?, events: read("cgroup.events")? })
-    }
-
-    /// Reports whether all stand still, and are to, or none is.
-    fn is_frozen(&self, frozen: bool) -> io::Result<bool> {
-        let wanted = read_all(&self.wanted)?.trim() == if frozen { "1" } else { "0" };
-        Ok(wanted && is_frozen(&self.events)? == frozen)
-    }
 }
 
 /// The group that all commands are in on a kernel of its own, where groups do not count what is below them.
@@ -87,7 +65,7 @@ impl Work {
     /// Takes init's own v2 group.
     pub(crate) fn new(group: OwnedFd, owner: u32, on_parents_death: Option<Signal>) -> Self {
         let (next, spare, common) = (1, None, None);
-        Self { group, apart: None, owner, on_parents_death, next, spare, common }
+        Self { group, apart: false, owner, on_parents_death, next, spare, common }
     }
 
     /// Makes a group for the groups of commands, in which init is not; without one they are beside it.
@@ -101,12 +79,10 @@ impl Work {
                 Ok(()) | Err(Errno::EXIST) => {}
                 Err(error) => return Err(error.into()),
             }
-            let commands = open(group, COMMANDS, OFlags::RDONLY | OFlags::DIRECTORY)?;
-            let apart = Apart::of(&commands)?;
-            Ok((commands, apart))
+            open(group, COMMANDS, OFlags::RDONLY | OFlags::DIRECTORY)
         });
-        if let Ok((group, apart)) = made {
-            (self.group, self.apart) = (group, Some(apart));
+        if let Ok(group) = made {
+            (self.group, self.apart) = (group, true);
         }
     }
 
@@ -114,7 +90,7 @@ impl Work {
     pub(crate) fn on_own_kernel(group: OwnedFd, common: Common) -> Self {
         let (owner, on_parents_death) = (crate::plan::INIT_ID, None);
         let (next, spare, common) = (1, None, Some(common));
-        Self { group, apart: None, owner, on_parents_death, next, spare, common }
+        Self { group, apart: false, owner, on_parents_death, next, spare, common }
     }
 
     /// Reports whether no other process can be started, as far as init is the one to know.
@@ -179,12 +155,10 @@ impl Work {
         leaves: impl Iterator<Item = &'a Leaf> + Clone,
         frozen: bool,
     ) -> io::Result<()> {
-        match &self.apart {
-            // Whoever asked has done it already, as a rule.
-            Some(apart) if apart.is_frozen(frozen)? => Ok(()),
-            Some(_) => freeze_all([self.group.as_fd()].into_iter(), self, frozen),
-            None => freeze_all(leaves.map(|leaf| leaf.group.as_fd()), self, frozen),
+        if self.apart {
+            return freeze_all([self.group.as_fd()].into_iter(), self, frozen);
         }
+        freeze_all(leaves.map(|leaf| leaf.group.as_fd()), self, frozen)
     }
 
     /// Runs `action` with files checked as the owner of the group.

@@ -146,9 +146,10 @@ pub enum Request {
     /// and the second descriptor is written to when the log grows. It is answered by
     /// [`ExecEvent::Started`], or by [`ExecEvent::Refused`] if no such command runs.
     Follow(String),
-    /// Stop every command where it is; answered by [`Done`].
+    /// Stop every command where it is; answered by [`Done`]. Without a socket for that, whoever asks has stopped
+    /// them, and only their clocks are init's to stop.
     Suspend,
-    /// Let them go on; answered by [`Done`].
+    /// Let them go on, or only their clocks; likewise.
     Resume,
     /// Try every wall from where a command stands; answered by [`Tries`].
     Probe(Probe),

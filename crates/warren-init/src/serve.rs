@@ -315,13 +315,23 @@ impl Init<'_> {
         }
         self.settle_logs();
         // Only now: what is asked may change what was watched.
+        let mut heard = Vec::new();
         for (pid, (channel, starting)) in pids.into_iter().zip(commands) {
             if starting {
                 self.started(pid);
             }
             if channel {
-                self.controlled(pid);
+                heard.extend(self.hear(pid).map(|control| (pid, control)));
             }
+        }
+        // Whoever has stopped all commands does not wait for us to know. What was sent to one of them after that was
+        // read just now, so the word of it is there, if it was not before.
+        let controls = if heard.is_empty() { controls } else { self.waiting() };
+        if !self.serve_controls(&controls) {
+            return false;
+        }
+        for (pid, control) in heard {
+            self.controlled(pid, control);
         }
         if refused {
             self.hear_refusals();
@@ -337,7 +347,7 @@ impl Init<'_> {
             self.reap();
         }
         self.watch();
-        self.serve_controls(&controls)
+        true
     }
 
     /// Answers calls that the filter refuses, and notes whose they were: a few at once, since commands can
@@ -356,6 +366,15 @@ impl Init<'_> {
                 owner.refused_calls.add(what, errno);
             }
         }
+    }
+
+    /// Looks who has a request by now.
+    fn waiting(&self) -> Vec<bool> {
+        let watched = |control| PollFd::new(control, PollFlags::IN);
+        let mut fds: Vec<_> = self.controls.iter().map(watched).collect();
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let _ = poll(&mut fds, Some(&at_once));
+        fds.iter().map(|fd| !fd.revents().is_empty()).collect()
     }
 
     /// Takes a request from each who has one; `false` if the sandbox is to end.
@@ -399,6 +418,7 @@ impl Init<'_> {
             Ok(None) | Err(_) => return Asked::Gone,
         };
         if fds.is_empty() {
+            self.told(&request);
             return Asked::More;
         }
         let reply = fds.remove(0);
@@ -430,6 +450,15 @@ impl Init<'_> {
             }
         }
         Asked::More
+    }
+
+    /// Hears of something that was done, of which nobody wants an answer.
+    fn told(&mut self, request: &Request) {
+        match request {
+            Request::Suspend => self.stop_clocks(),
+            Request::Resume => self.start_clocks(),
+            _ => {}
+        }
     }
 
     fn exec(&mut self, exec: &Exec, channel: OwnedFd, fds: Vec<OwnedFd>) {
@@ -628,12 +657,11 @@ impl Init<'_> {
     }
 
     /// Whoever asked for a command wants something of it, or is gone.
-    fn controlled(&mut self, pid: Pid) {
-        let Some(running) = self.running.get_mut(&pid) else { return };
-        let Some(channel) = &running.channel else { return };
-        let control = match protocol::receive_trusted::<ExecControl>(channel) {
-            Ok(Some((control, _))) => control,
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
+    fn hear(&mut self, pid: Pid) -> Option<ExecControl> {
+        let running = self.running.get_mut(&pid)?;
+        match protocol::receive_trusted::<ExecControl>(running.channel.as_ref()?) {
+            Ok(Some((control, _))) => return Some(control),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
             // Nobody listens; a sandbox that outlives its maker goes on all the same.
             Ok(None) | Err(_) => {
                 running.channel = None;
@@ -642,9 +670,14 @@ impl Init<'_> {
                 if self.plan.lifetime == Lifetime::Attached {
                     self.stop(pid, StoppedBy::Client);
                 }
-                return;
             }
-        };
+        }
+        None
+    }
+
+    fn controlled(&mut self, pid: Pid, control: ExecControl) {
+        let Some(running) = self.running.get_mut(&pid) else { return };
+        let Some(channel) = &running.channel else { return };
         let logged = self.logs.get_mut(&running.mark);
         match control {
             ExecControl::Signal(signal) => {
@@ -895,7 +928,7 @@ impl Init<'_> {
             let _ = self.freeze(false);
             return Err(error);
         }
-        self.suspended = Some(Instant::now());
+        self.stop_clocks();
         Ok(())
     }
 
@@ -907,20 +940,30 @@ impl Init<'_> {
     }
 
     fn resume(&mut self) -> std::io::Result<()> {
-        let Some(since) = self.suspended else { return Ok(()) };
+        if self.suspended.is_none() {
+            return Ok(());
+        }
         match &self.work {
             Some(_) => self.freeze(false)?,
             None => process::signal_all(Signal::CONT)?,
         }
-        self.suspended = None;
-        // Time that stood still for a command does not count against it.
+        self.start_clocks();
+        Ok(())
+    }
+
+    fn stop_clocks(&mut self) {
+        self.suspended.get_or_insert_with(Instant::now);
+    }
+
+    /// Time that stood still for a command does not count against it.
+    fn start_clocks(&mut self) {
+        let Some(since) = self.suspended.take() else { return };
         for running in self.running.values_mut() {
             running.stood_still += since.elapsed();
             for at in [&mut running.deadline, &mut running.next_cpu_look] {
                 *at = at.map(|at| at + since.elapsed());
             }
         }
-        Ok(())
     }
 
     /// Returns when something has to be looked at, though nothing happens.

@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a helper of a test may panic as the test may")]
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use warren::backend::LinuxBackend;
 use warren::store::memory::MemoryStore;
@@ -123,6 +123,39 @@ async fn a_suspended_sandbox_is_adopted_suspended() {
     adopted.destroy().await.unwrap();
 }
 
+/// Finds the group that commands have to themselves. A plain user may have none: there init alone stops and continues
+/// them.
+fn commands(id: &SandboxId) -> Option<String> {
+    let groups = groups(id);
+    let mut commands = groups.lines().map(|group| format!("{group}/commands"));
+    commands.find(|commands| std::fs::exists(format!("{commands}/cgroup.freeze")).unwrap())
+}
+
+/// Init is told of a turn and not waited for: it hears of each in its time, and undoes none.
+#[tokio::test]
+async fn turned_over_and_over_it_stands_still_whenever_it_is_said_to() {
+    let place = Place::new();
+    let backend = place.backend();
+    let made = backend.create(&place.spec, &persistent(&place.id)).await.unwrap();
+    let Some(commands) = commands(&place.id) else { return made.destroy().await.unwrap() };
+    let stand_still = || {
+        let events = std::fs::read_to_string(format!("{commands}/cgroup.events")).unwrap();
+        events.contains("frozen 1")
+    };
+    sh(&made, "while :; do :; done >/dev/null 2>&1 &").await;
+    for turn in 0..200 {
+        made.suspend().await.unwrap();
+        let since = Instant::now();
+        while since.elapsed() < Duration::from_millis(1) {
+            assert!(stand_still(), "turn {turn}, after {:?}", since.elapsed());
+        }
+        made.resume().await.unwrap();
+        assert!(!stand_still(), "turn {turn}");
+    }
+    assert_eq!(sh(&made, "echo on").await, "on");
+    made.destroy().await.unwrap();
+}
+
 /// Who suspends stops the group of the commands and then tells init; being killed in between is what is done
 /// here by hand, in both directions.
 #[tokio::test]
@@ -130,12 +163,8 @@ async fn one_whose_keeper_was_killed_in_the_middle_of_a_turn_is_as_its_group_say
     let place = Place::new();
     let made = place.backend().create(&place.spec, &persistent(&place.id)).await.unwrap();
     let anchor = made.anchor().unwrap();
-    let group = groups(&place.id);
-    let switches = group.lines().map(|group| format!("{group}/commands/cgroup.freeze"));
-    let Some(switch) = switches.into_iter().find(|switch| std::fs::exists(switch).unwrap()) else {
-        // A plain user without a group of its own: init alone stops and continues.
-        return made.destroy().await.unwrap();
-    };
+    let Some(commands) = commands(&place.id) else { return made.destroy().await.unwrap() };
+    let switch = format!("{commands}/cgroup.freeze");
     drop(made);
     for (written, is_suspended) in [("1", true), ("0", false)] {
         std::fs::write(&switch, written).unwrap();

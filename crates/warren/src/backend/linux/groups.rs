@@ -68,18 +68,19 @@ impl Freezer {
         Some(Self { switch, events: File::open(commands.join("cgroup.events")).ok()? })
     }
 
-    /// Stops all, or lets them go on, and waits a moment until they are seen to.
-    fn turn(&self, frozen: bool) {
+    /// Stops all, or lets them go on; returns whether they were seen to within a moment.
+    fn turn(&self, frozen: bool) -> bool {
         let value = if frozen { b"1" } else { b"0" };
         if self.switch.write_at(value, 0).is_err() {
-            return;
+            return false;
         }
         for _ in 0..cgroup::EAGER_LOOKS {
             if count(Some(&self.events), "frozen") == Some(u64::from(frozen)) {
-                return;
+                return true;
             }
             std::thread::yield_now();
         }
+        false
     }
 }
 
@@ -229,10 +230,10 @@ impl Groups {
     }
 
     /// Freezes or thaws all commands, where they are in a group of their own, as far as that takes but a
-    /// moment. Init does the rest, and says when it is done.
-    pub(crate) fn freeze_commands(&self, frozen: bool) {
+    /// moment; returns whether it is done. If not, init can do it and wait for longer.
+    pub(crate) fn freeze_commands(&self, frozen: bool) -> bool {
         let freezer = self.freezer.get_or_init(|| Freezer::of(&self.places));
-        freezer.iter().for_each(|freezer| freezer.turn(frozen));
+        freezer.as_ref().is_some_and(|freezer| freezer.turn(frozen))
     }
 
     /// Reports whether all commands are to stand still, where one can tell from here.

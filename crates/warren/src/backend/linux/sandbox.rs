@@ -483,14 +483,28 @@ impl Instance {
 
     /// Stops all commands, or lets them go on.
     ///
-    /// They are stopped from here where they can be, before init has woken up; it keeps their clocks and has
-    /// to hear of it before anybody else asks it for something.
+    /// They are stopped from here where they can be. Init keeps their clocks and is told, but not waited for: it hears
+    /// of this before it acts on anything that is said to it later, by whatever socket.
     pub(super) async fn freeze(&self, frozen: bool) -> io::Result<Option<Done>> {
         let request = if frozen { Request::Suspend } else { Request::Resume };
-        if self.container.is_none() {
-            self.groups().freeze_commands(frozen);
+        if !self.freezes_here(frozen) {
+            return self.ask(&request).await;
         }
-        self.ask(&request).await
+        self.control.send(&request, &[]).await?;
+        Ok(Some(Done(0)))
+    }
+
+    /// Lets all commands go on, for whoever cannot wait.
+    pub(super) fn go_on(&self) {
+        if self.freezes_here(false) {
+            self.control.try_send(&Request::Resume);
+        } else {
+            self.order(&Request::Resume);
+        }
+    }
+
+    fn freezes_here(&self, frozen: bool) -> bool {
+        self.container.is_none() && self.groups().freeze_commands(frozen)
     }
 
     /// Asks init for something that comes with a descriptor; `None` if it is gone.

@@ -56,7 +56,7 @@ struct Pause {
 impl Drop for Pause {
     fn drop(&mut self) {
         if self.ours {
-            self.instance.order(&Request::Resume);
+            self.instance.go_on();
         }
     }
 }
@@ -220,9 +220,9 @@ impl LinuxSandbox {
             return Ok(Pause { instance: Arc::clone(instance), since, ours: false });
         }
         let pause = Pause { instance: Arc::clone(instance), since, ours: true };
-        match instance.ask_for(&Request::Suspend).await {
-            Ok(Some((Done(0), _))) => Ok(pause),
-            Ok(Some((Done(errno), _))) => Err(lost("stop", io::Error::from_raw_os_error(errno))),
+        match instance.freeze(true).await {
+            Ok(Some(Done(0))) => Ok(pause),
+            Ok(Some(Done(errno))) => Err(lost("stop", io::Error::from_raw_os_error(errno))),
             Ok(None) => Err(self.ended()),
             Err(_) if instance.ends_soon().await => Err(self.ended()),
             Err(error) => Err(lost("stop the sandbox", error)),
