@@ -114,7 +114,7 @@ fn settle_in(
     let meter = step("open", "/proc/self/io", Meter::open())?;
     step("leave the groups of", "the runtime", cred::leave_groups())?;
     // First: in a network that is not its own it could not do the next step.
-    let network = attempt::network(plan)?;
+    let network = attempt::network(plan.promised.host_port)?;
     step("bring up", "lo", net::loopback_up())?;
     let census = step("open", OWN_PROC, take_census(Census::of))?;
     hide_boot_id(plan)?;
@@ -290,7 +290,7 @@ fn begin(plan: &Plan, trees: Vec<OwnedFd>, shifted: bool) -> Result<Begun, Failu
     drop(trees);
     let census = step("mount", "init's own /proc", new_census())?;
     step("set the host name", &plan.hostname, set_hostname(&plan.hostname))?;
-    let network = attempt::network(plan)?;
+    let network = attempt::network(plan.promised.host_port)?;
     step("enter the new root", "", mount::pivot_to(root.as_fd()))?;
     drop(root);
     mask_proc(plan)?;

@@ -52,12 +52,12 @@ pub(crate) fn holds(attempt: &str, held: bool) -> Result<(), Failure> {
 }
 
 /// Looks for a way out of this network namespace, and sends nothing out. Before the filter, which may let nobody make
-/// such a socket: the namespace alone is to be tried.
-pub(crate) fn network(plan: &Plan) -> Result<u32, Failure> {
+/// such a socket: the namespace alone is to be tried. `host_port` is taken on the host's own loopback.
+pub(crate) fn network(host_port: Option<u16>) -> Result<u32, Failure> {
     let datagram = |family| socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
     let mut done = tried::NETWORK | tried::METADATA;
     // Before any socket of ours has a port: whoever is connected gets one, of the same that the host has given out.
-    if let Some(port) = plan.promised.host_port {
+    if let Some(port) = host_port {
         let taken = datagram(AddressFamily::INET)
             .and_then(|socket| bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)));
         // Who gets a place that somebody has on the host's has another loopback. Where it is not up yet, nobody has one.
@@ -258,3 +258,32 @@ fn steps(plan: &Plan) -> (Vec<(Step, &'static str)>, u32) {
 
 /// AF_UNIX, AF_INET and AF_INET6 with SOCK_STREAM, and AF_INET with SOCK_DGRAM. See socket(2).
 const SOCKETS: [(u64, u64); 4] = [(1, 1), (2, 1), (10, 1), (2, 2)];
+
+#[cfg(test)]
+mod tests {
+    mod needs_root {
+        use warren_sys::{net, process};
+
+        use crate::attempt::network;
+
+        #[test]
+        fn a_loopback_of_its_own_is_never_taken_for_the_hosts() {
+            const PORT: u16 = 40_001;
+            let tries = std::thread::spawn(|| {
+                process::new_network_namespace().unwrap();
+                net::loopback_up().unwrap();
+                // Whoever is given a port gets the host's, or the other that a second socket needs.
+                let range = format!("{} {PORT}", PORT - 1);
+                std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", range).unwrap();
+                let tries = (0..64).map(|_| network(Some(PORT)));
+                let tries: Result<Vec<_>, _> = tries.collect();
+                let _held = std::net::UdpSocket::bind(("127.0.0.1", PORT)).unwrap();
+                (tries, network(Some(PORT)))
+            });
+            let (apart, shared) = tries.join().unwrap();
+            assert_eq!(apart.map(|tries| tries.len()), Ok(64));
+            let shared = shared.expect_err("control: somebody has the place");
+            assert_eq!(shared.path, "network: share the host's 127.0.0.1", "{shared:?}");
+        }
+    }
+}

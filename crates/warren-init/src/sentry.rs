@@ -97,7 +97,7 @@ fn settle_in(plan: &Plan, outside: &Outside) -> Result<Settled, Failure> {
     let all = step("make a control group in", pids, own_group(pids, "pids"))?;
     let common = step("limit", "processes", Common::new(&all, plan.bounds.processes))?;
     let group = step("make a control group in", cpu, own_group(cpu, "cpuacct"))?;
-    let network = attempt::network(plan)?;
+    let network = attempt::network(plan.promised.host_port)?;
     // By right: this kernel looks at the permissions before it asks who holds the files, who knows the mounts.
     let mounts = apply::prove_read_only(plan)?;
     // By right, too: it is not that it may not be seen, but that it is not there.

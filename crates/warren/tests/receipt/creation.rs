@@ -121,37 +121,76 @@ async fn container_was_tried(runtime: OciRuntime, own: &[(&str, &str)]) {
     was_tried(open, create, &[&APART, own].concat()).await;
 }
 
+/// What an argument of a call is, as far as its low half tells.
+#[derive(Clone, Copy)]
+enum Argument {
+    Is(u32),
+    IsNot(u32),
+}
+
 /// Has the kernel say that a call of this thread's, and of what it starts, was done, without doing it.
 fn lie_about(call: u32) {
-    let step = |code, jf, k| Instruction { code, jt: 0, jf, k };
-    // Load the number of the call; if it is this one, SECCOMP_RET_ERRNO with no error, else SECCOMP_RET_ALLOW.
-    let program = [
-        step(0x20, 0, 0),
-        step(0x15, 1, call),
-        step(0x06, 0, 0x0005_0000),
-        step(0x06, 0, 0x7fff_0000),
-    ];
+    lie_about_some(call, &[]);
+}
+
+/// Likewise, if its arguments of these numbers are such.
+fn lie_about_some(call: u32, which: &[(u32, Argument)]) {
+    answer(call, which, 0);
+}
+
+/// Has the kernel answer such a call with an error, or none, without doing it.
+fn answer(call: u32, which: &[(u32, Argument)], error: u32) {
+    let step = |code, jt, jf, k| Instruction { code, jt, jf, k };
+    // If it is another call, or one of another kind, on to the last instruction.
+    let mut program = vec![step(0x20, 0, 0, 0), step(0x15, 0, 0, call)];
+    for (number, argument) in which {
+        program.push(step(0x20, 0, 0, 16 + 8 * number));
+        let (Argument::Is(value) | Argument::IsNot(value)) = argument;
+        program.push(step(0x15, 0, 0, *value));
+    }
+    // SECCOMP_RET_ERRNO, and SECCOMP_RET_ALLOW.
+    program.extend([step(0x06, 0, 0, 0x0005_0000 | error), step(0x06, 0, 0, 0x7fff_0000)]);
+    let last = program.len() - 1;
+    let arguments = which.iter().map(|(_, wanted)| *wanted);
+    let wanted = std::iter::once(Argument::Is(call)).chain(arguments);
+    for (index, wanted) in wanted.enumerate() {
+        let test = 2 * index + 1;
+        let on = u8::try_from(last - test - 1).unwrap();
+        match wanted {
+            Argument::Is(_) => program[test].jf = on,
+            Argument::IsNot(_) => program[test].jt = on,
+        }
+    }
     rustix::thread::set_no_new_privs(true).unwrap();
     seccomp::install(&program).unwrap();
 }
 
-/// Likewise of a limit on descriptors: prlimit64(2) with a new one.
+/// Likewise of a limit, by its number: prlimit64(2) with a new one.
+fn lie_about_limit(limit: u32) {
+    let which = [(1, Argument::Is(limit)), (2, Argument::IsNot(0))];
+    lie_about_some(by_machine(302, 261), &which);
+}
+
+/// Likewise of a limit on descriptors.
 fn lie_about_open_files() {
-    const OPEN_FILES: u32 = 7;
-    let step = |code, jt, jf, k| Instruction { code, jt, jf, k };
-    // As above, with the low halves of the second and the third argument: which limit, and the new one.
-    let program = [
-        step(0x20, 0, 0, 0),
-        step(0x15, 0, 5, by_machine(302, 261)),
-        step(0x20, 0, 0, 24),
-        step(0x15, 0, 3, OPEN_FILES),
-        step(0x20, 0, 0, 32),
-        step(0x15, 1, 0, 0),
-        step(0x06, 0, 0, 0x0005_0000),
-        step(0x06, 0, 0, 0x7fff_0000),
-    ];
-    rustix::thread::set_no_new_privs(true).unwrap();
-    seccomp::install(&program).unwrap();
+    lie_about_limit(7);
+}
+
+/// Likewise, where no filter of the sandbox's own, whose word would count for more, holds any other call than the one
+/// that shows whether it is there.
+fn lie_about_some_without_filters(call: u32, which: &[(u32, Argument)]) {
+    const KEYCTL: u32 = by_machine(250, 219);
+    const EPERM: u32 = 1;
+    lie_about_some(call, which);
+    // What asks for a key ring, by which it is tried; one is made before that.
+    answer(KEYCTL, &[(0, Argument::Is(0))], EPERM);
+    lie_about(SECCOMP);
+}
+
+/// Likewise of a socket of a family by which one sees what others send: socket(2) with SOCK_RAW and SOCK_CLOEXEC.
+fn lie_about_raw_sockets(family: u32) {
+    let which = [(0, Argument::Is(family)), (1, Argument::Is(0x8_0003))];
+    lie_about_some_without_filters(by_machine(41, 198), &which);
 }
 
 /// Makes a sandbox where the kernel does as it says, and then where it does not, and expects that the other is refused for this
@@ -285,7 +324,7 @@ mod needs_root {
 
     #[tokio::test]
     async fn runc_that_shares_the_hosts_network_makes_no_sandbox() {
-        let attempt = "network: ";
+        let attempt = "network: share the host's 127.0.0.1";
         a_bent_runtime_makes_no_sandbox(OciRuntime::Runc, NO_NETWORK, attempt).await;
     }
 
@@ -431,6 +470,48 @@ async fn anybody_is_refused_a_network_with_a_way_out() {
     // connect(2).
     let lie = || lie_about(by_machine(42, 203));
     a_lie_is_no_sandbox(lie, "network: find a route to 192.0.2.1").await;
+}
+
+#[tokio::test]
+async fn anybody_is_refused_a_way_to_the_secrets_of_a_cloud() {
+    // connect(2) to what has the length of an IPv6 address.
+    let lie = || lie_about_some(by_machine(42, 203), &[(2, Argument::Is(28))]);
+    a_lie_is_no_sandbox(lie, "network: connect to [fd00:ec2::254]:80").await;
+}
+
+#[tokio::test]
+async fn anybody_is_refused_raw_sockets_that_can_be_had() {
+    // AF_INET.
+    let lie = || lie_about_raw_sockets(2);
+    a_lie_is_no_sandbox(lie, "network: open a raw socket").await;
+}
+
+#[tokio::test]
+async fn anybody_is_refused_packet_sockets_that_can_be_had() {
+    // AF_PACKET.
+    let lie = || lie_about_raw_sockets(17);
+    a_lie_is_no_sandbox(lie, "network: open a packet socket").await;
+}
+
+#[tokio::test]
+async fn anybody_is_refused_filesystems_that_can_be_made() {
+    // fsopen(2) without flags: who makes the root says FSOPEN_CLOEXEC.
+    let lie = || lie_about_some_without_filters(430, &[(1, Argument::Is(0))]);
+    a_lie_is_no_sandbox(lie, "filesystem: make a filesystem").await;
+}
+
+#[tokio::test]
+async fn anybody_is_refused_processes_that_have_no_end() {
+    const PROCESSES: u32 = 6;
+    if !rustix::process::geteuid().is_root() {
+        let attempt = "limits: start one process too many";
+        return a_lie_is_no_sandbox(|| lie_about_limit(PROCESSES), attempt).await;
+    }
+    lie_about_limit(PROCESSES);
+    let backend = LinuxBackend::new().unwrap();
+    let made = backend.create(&SandboxSpec::default(), &CreateOptions::default()).await;
+    let made = made.expect("a control group holds them, whatever else does not");
+    made.destroy().await.unwrap();
 }
 
 #[tokio::test]
