@@ -16,7 +16,7 @@ use rustix::net::{
 };
 use warren_sys::process::{self, End, SingleThreaded};
 use warren_sys::surface::{self, Guarded};
-use warren_sys::{fd, keyring};
+use warren_sys::{fd, keyring, memory};
 
 use crate::exec::{self, Starter};
 use crate::protocol::{self, Probe, Said, Tries, Try};
@@ -215,7 +215,17 @@ fn limits(notes: &mut Notes, proof: &SingleThreaded, probe: &Probe) {
     if let Some(more) = probe.processes {
         notes.asked("processes", exceed_processes(proof, more));
     }
-    if let Some(more) = probe.memory_bytes {
+    let gently = |bytes: &u64| !bytes.is_multiple_of(2);
+    if let Some(bytes) = probe.memory_bytes.filter(gently) {
+        let count = usize::try_from(bytes).unwrap_or(usize::MAX).div_ceil(memory::HUGE_PAGE);
+        let taken = memory::take_huge_pages(count);
+        let refused = taken.as_ref().err().and_then(io::Error::raw_os_error);
+        // As above.
+        if taken.is_ok() || refused == Some(Errno::BUSY.raw_os_error()) {
+            notes.asked("memory", taken);
+        }
+    }
+    if let Some(more) = probe.memory_bytes.filter(|bytes| !gently(bytes)) {
         let said = match exceed_memory(proof, more) {
             Ok(End::Signalled(signal)) => Said::Signalled(signal),
             Ok(End::Exited(errno)) => Said::Errno(errno),

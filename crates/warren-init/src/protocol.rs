@@ -458,7 +458,8 @@ pub struct Probe {
     pub write_bytes: Option<u64>,
     /// How many processes to start, which is more than there may be.
     pub processes: Option<u32>,
-    /// How much memory to use, which is more than there may be.
+    /// How much memory to use, which is more than there may be. An odd number is asked for in huge pages alone, for which
+    /// nobody is killed: a field of its own would make this another message.
     pub memory_bytes: Option<u64>,
 }
 

@@ -12,6 +12,7 @@ pub mod fd;
 pub mod heir;
 pub mod keyring;
 pub mod landlock;
+pub mod memory;
 pub mod mount;
 pub mod net;
 pub mod notify;

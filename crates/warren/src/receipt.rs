@@ -611,7 +611,9 @@ fn judge(meaning: &Meaning, promises: &dyn Promises, attempt: &Attempt) -> Optio
         (Any, Said::Errno(_)) | (Apart, Said::Apart) => true,
         (Only(which), Said::Errno(errno)) => which.iter().any(|one| one.raw_os_error() == errno),
         (Killed, Said::Signalled(9)) => true,
-        (Killed, Said::Errno(errno)) => errno == Errno::NOMEM.raw_os_error(),
+        (Killed, Said::Errno(errno)) => {
+            [Errno::NOMEM, Errno::BUSY].map(Errno::raw_os_error).contains(&errno)
+        }
         (Any | Only(_) | Killed, Said::Apart)
         | (Any | Only(_) | Apart | Killed, Said::Signalled(_))
         | (Apart, Said::Errno(_)) => false,
@@ -715,6 +717,7 @@ pub fn errno_name(errno: i32) -> String {
         (Errno::AGAIN, "EAGAIN"),
         (Errno::NOMEM, "ENOMEM"),
         (Errno::ACCESS, "EACCES"),
+        (Errno::BUSY, "EBUSY"),
         (Errno::FAULT, "EFAULT"),
         (Errno::EXIST, "EEXIST"),
         (Errno::XDEV, "EXDEV"),

@@ -373,6 +373,43 @@ mod needs_root {
         a_wall_of_a_container_that_is_not_there_is_no_sandbox(OciRuntime::Crun).await;
     }
 
+    const MEMORY: &str = "use more memory than there may be";
+
+    /// Makes a sandbox, tries what is tried of one in a pool, and returns what came of memory and how many were killed.
+    async fn memory_of_one_in_a_pool() -> (Option<(String, Verdict)>, u64) {
+        let backend = LinuxBackend::new().unwrap();
+        let made = backend.create(&SandboxSpec::default(), &CreateOptions::default()).await;
+        let sandbox = made.unwrap();
+        let receipt = sandbox.verify(Extent::Pristine).await.unwrap();
+        let groups = groups_of(sandbox.id());
+        let killed = groups.iter().flat_map(|group| {
+            let read = |file| warren_sys::cgroup::read(group, file).ok();
+            let count = |text: String| warren_sys::cgroup::field(&text, "oom_kill");
+            ["memory.events", "memory.oom_control"].into_iter().filter_map(read).filter_map(count)
+        });
+        let killed = killed.collect::<Vec<_>>();
+        assert_eq!(killed.len(), 1, "control: the group that counts them is found: {groups:?}");
+        sandbox.destroy().await.unwrap();
+        let memory = receipt.tries().find(|one| one.what == MEMORY);
+        (memory.map(|one| (one.said.clone(), one.verdict)), killed[0])
+    }
+
+    #[tokio::test]
+    async fn memory_is_tried_in_a_pool_and_nobody_is_killed() {
+        // Where the host has no huge pages to ask for, it is read back and no more.
+        let can_ask = warren_sys::memory::take_huge_pages(1).is_ok();
+        let expected = can_ask.then(|| ("EBUSY".to_owned(), Verdict::Held));
+        assert_eq!(memory_of_one_in_a_pool().await, (expected, 0));
+    }
+
+    #[tokio::test]
+    async fn memory_without_end_is_found_in_a_pool() {
+        // madvise(2) with MADV_COLLAPSE.
+        lie_about_some(by_machine(28, 233), &[(2, Argument::Is(25))]);
+        let open = Some(("let through".to_owned(), Verdict::Open));
+        assert_eq!(memory_of_one_in_a_pool().await, (open, 0));
+    }
+
     #[test]
     fn without_namespaces_it_holds_for_a_plain_user_too() {
         let cases = ["anybody_", "--test-threads", "1"];

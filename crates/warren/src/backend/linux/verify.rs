@@ -25,6 +25,9 @@ const OWN_BYTES: u64 = warren_init::IMAGE.len() as u64;
 const MAX_PROCESSES: u32 = 128;
 /// How much memory there may be, beside what is in use, while that limit is tried; and how much is taken.
 const TRIAL_MEMORY: (u64, u64) = (16 << 20, 24 << 20);
+/// Likewise where nobody is to be killed for it, and the most that there may be then, as it may all be taken on the way.
+const TRIAL_ROOM: u64 = 4 << 20;
+const TRIAL_MOST: u64 = 32 << 20;
 
 impl LinuxSandbox {
     /// Says what was tried when it was made.
@@ -136,13 +139,19 @@ impl LinuxSandbox {
             (Some(most), None) if most < MAX_PROCESSES => probe.processes = Some(most + 1),
             (Some(_) | None, _) => {}
         }
-        if let (Some(most), Some(_)) = (limits.max_memory_bytes, &support.memory)
-            && extent >= Extent::Everything
-        {
+        if let (Some(most), Some(_)) = (limits.max_memory_bytes, &support.memory) {
             // What the kernel keeps for the sandbox counts, too, and is more in one profile than in another.
             let used = self.instance().groups().used_memory().unwrap_or_default();
-            limits.max_memory_bytes = Some(most.min(used.saturating_add(TRIAL_MEMORY.0)));
-            probe.memory_bytes = Some(TRIAL_MEMORY.1);
+            let lowered = |room| most.min(used.saturating_add(room));
+            if extent >= Extent::Everything {
+                limits.max_memory_bytes = Some(lowered(TRIAL_MEMORY.0));
+                probe.memory_bytes = Some(TRIAL_MEMORY.1);
+            } else if lowered(TRIAL_ROOM) <= TRIAL_MOST {
+                let limit = lowered(TRIAL_ROOM);
+                limits.max_memory_bytes = Some(limit);
+                // More than the limit itself, whatever else can be made to give way; and odd.
+                probe.memory_bytes = Some((limit + 1) | 1);
+            }
         }
         let writable = binds_writable(&self.terms.spec);
         let lowered = limits::decide(&limits, None, &BTreeSet::new(), support, writable)?.settings;
