@@ -758,12 +758,18 @@ impl Place<'_> {
     /// Starts cases of the probe, the last of which goes on, and waits for a line of each.
     #[track_caller]
     pub(crate) fn start<S: AsRef<str>>(&self, cases: &[S]) -> Running {
+        self.start_first(cases, cases.len())
+    }
+
+    /// Likewise, and waits for a line of each of the first so many.
+    #[track_caller]
+    pub(crate) fn start_first<S: AsRef<str>>(&self, cases: &[S], first: usize) -> Running {
         let mut command = self.command(&self.probe_line(cases));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut out = BufReader::new(child.stdout.take().unwrap());
         let mut ready = vec![];
-        for _ in cases {
+        for _ in 0..first {
             let mut line = String::new();
             out.read_line(&mut line).unwrap();
             if line.is_empty() {
