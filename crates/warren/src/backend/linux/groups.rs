@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use warren_init::launcher::Guard;
@@ -368,15 +368,25 @@ impl Groups {
 
     /// Removes the groups; every process in them must be dead or dying.
     pub(crate) fn remove(&mut self) -> Result<()> {
+        self.remove_within(PATIENCE)
+    }
+
+    /// Likewise, waiting so long for all of them. What cannot be removed is still ours, to be tried again.
+    pub(crate) fn remove_within(&mut self, patience: Duration) -> Result<()> {
+        let deadline = Instant::now() + patience;
         let mut result = Ok(());
-        for group in self.places.v2.take().into_iter().chain(self.places.v1.drain(..)) {
-            if let Err(error) = cgroup::remove(&group, PATIENCE) {
-                result = Err(SandboxError::step("remove the control group", &group, error));
-            }
-        }
-        let guard = self.guard.take();
+        let mut is_gone = |group: &mut PathBuf| {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let gone = cgroup::remove(group, left);
+            gone.map_err(|error| {
+                result = Err(SandboxError::step("remove the control group", &*group, error));
+            })
+            .is_ok()
+        };
+        self.places.v2.take_if(&mut is_gone);
+        self.places.v1.retain_mut(|group| !is_gone(group));
         if result.is_ok() {
-            guard.into_iter().for_each(Guard::dismiss);
+            self.guard.take().into_iter().for_each(Guard::dismiss);
         }
         result
     }
@@ -433,6 +443,31 @@ fn make(group: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_group_that_cannot_be_removed_is_still_known_and_all_are_waited_for_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let group = |name: &str| directory.path().join(name);
+        let places =
+            Places { v2: Some(group("a")), v1: vec![group("b"), group("c")], ..Default::default() };
+        // Not empty, as one is that somebody is in.
+        for busy in ["a", "c"] {
+            fs::create_dir(group(busy)).unwrap();
+            fs::write(group(busy).join("file"), "").unwrap();
+        }
+        fs::create_dir(group("b")).unwrap();
+        let mut groups = Groups::adopt(places);
+        let began = Instant::now();
+        groups.remove_within(Duration::from_millis(300)).unwrap_err();
+        assert!(began.elapsed() < Duration::from_millis(550), "{:?}", began.elapsed());
+        assert!(!group("b").exists(), "control: the others are gone");
+        for busy in ["a", "c"] {
+            fs::remove_file(group(busy).join("file")).unwrap();
+        }
+        groups.remove_within(Duration::ZERO).unwrap();
+        assert!(!group("a").exists() && !group("c").exists());
+        assert!(groups.places().is_empty());
+    }
 
     #[test]
     fn a_limit_that_the_kernel_does_not_hold_is_an_open_wall() {

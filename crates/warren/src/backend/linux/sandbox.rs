@@ -54,6 +54,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long the end of a process may take to be seen.
 const MOMENT: Duration = Duration::from_secs(1);
+/// How long a thread waits for a group to be empty, which takes some microseconds as a rule.
+const A_BLINK: Duration = Duration::from_millis(5);
+/// How long before it looks again.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Everything a sandbox has on the host. Dropping it ends the sandbox, unless it is to outlive us.
 #[derive(Debug)]
@@ -580,9 +584,26 @@ impl Instance {
         }
         // First: with the groups goes the one who would do both for us, should we be killed now.
         self.remove_own();
-        self.groups().remove()?;
+        self.remove_groups(patience).await?;
         drop(self.held_layers.lock().unwrap_or_else(PoisonError::into_inner).take());
         Ok(())
+    }
+
+    /// Waits so long for the last process to leave the groups, and removes them.
+    async fn remove_groups(&self, patience: Duration) -> Result<()> {
+        let deadline = Instant::now() + patience;
+        loop {
+            // Nearly always it is done at once. The thread that waits here for a moment has others to serve.
+            let gone = self.groups().remove_within(patience.min(A_BLINK));
+            match gone {
+                Ok(()) => return Ok(()),
+                Err(error) if Instant::now() >= deadline => {
+                    self.is_stuck.store(true, Ordering::Relaxed);
+                    return Err(error);
+                }
+                Err(_) => tokio::time::sleep(PAUSE).await,
+            }
+        }
     }
 
     /// Reaps PID 1, which has ended, where it is a child of ours; else the launcher does.
