@@ -971,6 +971,8 @@ async fn converse(mut socket: WebSocket, exec: FoundExec, mut offset: u64, turn:
                     return;
                 }
                 Some(Ok(Message::Ping(_) | Message::Pong(_))) => Some(()),
+                // Nothing is no input, however often it is sent.
+                Some(Ok(Message::Binary(bytes))) if bytes.is_empty() => Some(()),
                 Some(Ok(_)) if turn.is_none() => {
                     refuse(&mut socket, "you watch, and do not write".to_owned()).await
                 }

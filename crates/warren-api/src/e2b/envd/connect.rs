@@ -429,6 +429,9 @@ pub(super) struct Incoming {
     compression: Compression,
     body: Body,
     buffer: Vec<u8>,
+    /// Where in it the next frame begins. What was read is dropped with the next piece and not with each frame, of which a piece
+    /// may have as many as it has bytes.
+    at: usize,
     /// How long its sender may be silent: for ever between messages, unless there is to be one alone.
     idle: Option<Duration>,
 }
@@ -436,7 +439,7 @@ pub(super) struct Incoming {
 impl Incoming {
     pub(super) fn new(codec: Codec, headers: &HeaderMap, body: Body) -> Result<Self, Failure> {
         let compression = Compression::of(headers, "connect-content-encoding")?;
-        Ok(Self { codec, compression, body, buffer: Vec::new(), idle: None })
+        Ok(Self { codec, compression, body, buffer: Vec::new(), at: 0, idle: None })
     }
 
     /// Reads the one message of a call that is answered by a stream.
@@ -467,6 +470,7 @@ impl Incoming {
                 };
                 return self.codec.read(&compression.undo(message)?).map(Some);
             }
+            self.buffer.drain(..std::mem::take(&mut self.at));
             let idle = self.idle.or((!self.buffer.is_empty()).then_some(IDLE));
             match next_piece(&mut self.body, idle).await? {
                 None if self.buffer.is_empty() => return Ok(None),
@@ -478,7 +482,8 @@ impl Incoming {
 
     /// Takes a whole frame, if there is one.
     fn take(&mut self) -> Result<Option<(u8, Bytes)>, Failure> {
-        let Some((head, _)) = self.buffer.split_first_chunk::<HEAD>() else { return Ok(None) };
+        let left = &self.buffer[self.at..];
+        let Some((head, left)) = left.split_first_chunk::<HEAD>() else { return Ok(None) };
         let [flags, length @ ..] = *head;
         let length = u32::from_be_bytes(length) as usize;
         if length > MAX_MESSAGE {
@@ -487,12 +492,9 @@ impl Incoming {
         if flags & !(COMPRESSED | LAST) != 0 {
             return Err(Failure::invalid("a frame has flags that mean nothing"));
         }
-        if self.buffer.len() < HEAD + length {
-            return Ok(None);
-        }
-        let rest = self.buffer.split_off(HEAD + length);
-        let whole = std::mem::replace(&mut self.buffer, rest);
-        Ok(Some((flags, Bytes::from(whole).slice(HEAD..))))
+        let Some(message) = left.get(..length) else { return Ok(None) };
+        self.at += HEAD + length;
+        Ok(Some((flags, Bytes::copy_from_slice(message))))
     }
 }
 
@@ -608,6 +610,27 @@ mod tests {
         cut.next::<ProcessSelector>().await.unwrap();
         let failure = cut.next::<ProcessSelector>().await.unwrap_err();
         assert_eq!(failure.code, Code::DeadlineExceeded);
+    }
+
+    #[tokio::test]
+    async fn b7_a_million_empty_frames_are_read_in_a_moment() {
+        let (million, last) = (frame(0, b"").repeat(1_000_000), frame(0, b"\x08\x07"));
+        let body = Body::from([&million[..], &last].concat());
+        let mut incoming = Incoming::new(Codec::Proto, &HeaderMap::new(), body).unwrap();
+        let began = std::time::Instant::now();
+        for _ in 0..1_000_000 {
+            assert_eq!(incoming.next::<ProcessSelector>().await.unwrap().unwrap().pid, None);
+        }
+        let last = incoming.next::<ProcessSelector>().await.unwrap();
+        assert_eq!(last.unwrap().pid, Some(7), "control: what follows them arrives");
+        assert!(incoming.next::<ProcessSelector>().await.unwrap().is_none());
+        // By what is left to be read for each, it would be hours.
+        assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+        assert_eq!(
+            fails(&frame(0, b"").repeat(1_000_000)).await,
+            Code::InvalidArgument,
+            "one alone"
+        );
     }
 
     #[tokio::test]
