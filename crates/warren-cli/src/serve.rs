@@ -69,6 +69,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Failure> {
     let backends = made.collect::<Result<Vec<_>, _>>()?;
     // After that: a sandbox is to have no more than it had.
     raise_open_files();
+    leave_no_core();
     let (socket, listener) = Socket::bind(&config.socket, config.group.as_deref())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -292,6 +293,17 @@ fn raise_open_files() {
     let had = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: had.maximum, ..had }) {
         tracing::warn!(%error, "cannot have more open files");
+    }
+}
+
+/// Has no core be written should we crash: keys, variables and what is typed would be in it.
+fn leave_no_core() {
+    // One byte is too little for a file and, other than none, holds for a program that is piped to as well: core(5).
+    let one = Rlimit { current: Some(1), maximum: Some(1) };
+    if getrlimit(Resource::Core).maximum != Some(0)
+        && let Err(error) = setrlimit(Resource::Core, one)
+    {
+        tracing::warn!(%error, "cannot do without cores");
     }
 }
 

@@ -208,6 +208,8 @@ fn connect(path: &Path) -> Result<Connection, StoreError> {
         ("foreign_keys", "ON"),
         ("trusted_schema", "OFF"),
         ("cell_size_check", "ON"),
+        // The environment of a sandbox that ended is nobody's any more, and may be a secret.
+        ("secure_delete", "ON"),
     ] {
         db.pragma_update(None, name, value).map_err(&failed)?;
     }
