@@ -19,9 +19,9 @@ const PERIOD_US: u64 = 100_000;
 const KERNEL_MEMORY: u64 = 256 << 20;
 /// How many threads and processes of the host it may take beside one for each of its own.
 const KERNEL_TASKS: u64 = 1024;
-/// By how much such a kernel outweighs its group: it wakes dozens of threads wherever there is room, and the host's
-/// scheduler weighs the group anew on each CPU that one wakes on. Of six that spin on two CPUs each took two to four times what
-/// a process of the host got with the same weight, and as much with half to a quarter of it.
+/// By how much such a kernel outweighs its group, as measured: of six that spin on two CPUs each took two to six times what a
+/// process of the host got with the same weight, and as much with half to a quarter of it. Probably because it wakes dozens of
+/// threads wherever there is room, and a group is weighed on each CPU by itself.
 const KERNEL_WEIGHT: u64 = 4;
 
 /// One value to write to a file of a control group.
