@@ -36,6 +36,8 @@ const RANGES: u32 = 0x8000;
 /// How far the first ids of two ranges are apart. More than a range: the kernel finds what it knows of
 /// a user in 128 lists, by `(uid >> 7) + uid`, and the same id of all ranges would be in one list.
 const STRIDE: u32 = RANGE + 128;
+/// Where the kernel says how many namespaces may be had from here.
+const LIMITS: &str = "/proc/sys/user";
 /// How long a control group may take to become empty after its last process was killed.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -362,7 +364,8 @@ impl Maker {
         if !matches!(forked, Ok(Fork::Child)) {
             step("act as", "root again", act_as(0))?;
         }
-        let (child, pidfd) = match step("create the namespaces", "", forked)? {
+        let lacking = forked.as_ref().err().map(lacking_namespaces).unwrap_or_default();
+        let (child, pidfd) = match step("create the namespaces", &lacking, forked)? {
             Fork::Child => {
                 process::reap_again();
                 let lock = ids.map(|(file, _)| OwnedFd::from(file));
@@ -588,6 +591,20 @@ pub(crate) fn step<T>(step: &str, path: &str, result: io::Result<T>) -> Result<T
         path: path.to_owned(),
         errno: error.raw_os_error().unwrap_or_default(),
     })
+}
+
+/// Says which namespaces nobody here may have, as far as the kernel's limits are why: of all that were asked for at
+/// once it says only that one is too many.
+fn lacking_namespaces(error: &io::Error) -> String {
+    if error.raw_os_error() != Some(rustix::io::Errno::NOSPC.raw_os_error()) {
+        return String::new();
+    }
+    let most = |kind: &str| std::fs::read_to_string(format!("{LIMITS}/max_{kind}_namespaces"));
+    let kinds = ["user", "mnt", "pid", "ipc", "uts"].into_iter();
+    let none = kinds.filter(|kind| most(kind).is_ok_and(|most| most.trim() == "0"));
+    let none: Vec<_> =
+        none.map(|kind| format!("{kind} (user.max_{kind}_namespaces is 0)")).collect();
+    none.join(", ")
 }
 
 /// Opens the v2 group of the plan and gives it to init, but none of the limits in it.

@@ -99,6 +99,7 @@ mod network;
 mod proc_and_devices;
 mod processes;
 mod resources;
+mod shortage;
 
 /// Prints every kernel feature that the suite stands on, and how many of them this host lacks.
 #[test]

@@ -47,7 +47,6 @@ mod by_init {
         a_daemon_is_gone_after_a_timeout,
         killing_everything_inside_ends_only_the_sandbox,
         wall_time_ends_one_who_hides,
-        a_process_that_nothing_ends_does_not_hold_up_its_client,
     }
 }
 
@@ -98,6 +97,7 @@ mod long {
     use super::*;
     hostile_by_linux! {
         a_reader_that_never_reads_holds_up_nobody,
+        a_process_that_nothing_ends_does_not_hold_up_its_client,
         huge_and_odd_arguments_get_through_or_a_clean_error,
         cpu_time_is_counted_over_all_processes,
         wall_time_ends_a_sleeper,

@@ -119,7 +119,12 @@ impl Launcher {
             Self::Here => {
                 let guard = SingleThreaded::claim()
                     .and_then(|proof| Guard::start(&proof, groups, directory));
-                Ok(Some(guard.map_err(start_failed)?))
+                let failed = |source| SandboxError::Step {
+                    step: "start the guard of the control groups".to_owned(),
+                    path: None,
+                    source,
+                };
+                Ok(Some(guard.map_err(failed)?))
             }
         }
     }

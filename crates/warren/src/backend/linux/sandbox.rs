@@ -236,11 +236,13 @@ async fn finish(
     };
     // A container has its exact limits only once it stands: nothing may run in it before.
     let (at_once, later) = if instance.container.is_some() { (None, first) } else { (first, None) };
-    let sent = send(&instance, at_once).await?;
+    let sent = send(&instance, at_once).await;
+    // First: should init have ended before that reached it, it has said why.
     match next_report(wanted.id, &instance.control).await?.0 {
         Report::Ready(proof) => instance.proof = proof,
         Report::Launched { .. } | Report::Failed(_) => return Err(nonsense("init")),
     }
+    let sent = sent?;
     if instance.container.is_some() {
         // A runtime needs more of everything than what it starts.
         instance.groups().change(wanted.id, wanted.settings)?;
