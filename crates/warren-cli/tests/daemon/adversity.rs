@@ -40,12 +40,12 @@ fn c7_killed_again_and_again_while_it_recovers_it_comes_back_with_all() {
         let mut child =
             command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
         // From its first step to the last before it serves, and a little beyond.
-        std::thread::sleep(Duration::from_millis(round % 25 * 5));
+        std::thread::sleep(Duration::from_millis(round % 25));
         early += u32::from(UnixStream::connect(place.path("run/warren.sock")).is_err());
         child.kill().unwrap();
         child.wait().unwrap();
     }
-    assert!(early > 10, "control: some were killed before they served");
+    assert!(early > 0, "control: some were killed before they served");
     let daemon = Daemon::start_in(place, &[]);
     for id in &ids {
         let kept = daemon.ok(&["exec", id, "--", "cat", "/workspace/kept"]);

@@ -57,7 +57,7 @@ const MOMENT: Duration = Duration::from_secs(1);
 /// How long a thread waits for a group to be empty, which takes some microseconds as a rule.
 const A_BLINK: Duration = Duration::from_millis(5);
 /// How long before it looks again.
-const PAUSE: Duration = Duration::from_millis(20);
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// Everything a sandbox has on the host. Dropping it ends the sandbox, unless it is to outlive us.
 #[derive(Debug)]
