@@ -458,8 +458,8 @@ mod tests {
         fs::create_dir(group("b")).unwrap();
         let mut groups = Groups::adopt(places);
         let began = Instant::now();
-        groups.remove_within(Duration::from_millis(300)).unwrap_err();
-        assert!(began.elapsed() < Duration::from_millis(550), "{:?}", began.elapsed());
+        groups.remove_within(Duration::from_secs(1)).unwrap_err();
+        assert!(began.elapsed() < Duration::from_millis(1_900), "{:?}", began.elapsed());
         assert!(!group("b").exists(), "control: the others are gone");
         for busy in ["a", "c"] {
             fs::remove_file(group(busy).join("file")).unwrap();
