@@ -20,8 +20,8 @@ use crate::calls::{Dice, ask, run, send};
 use crate::host::{Host, Process, Undertaker};
 use crate::support::{Daemon, PATIENCE, Place};
 
-/// How often the daemon is killed.
-const KILLS: u64 = 200;
+/// How often the daemon is killed, unless `WARREN_KILLS` says otherwise.
+const KILLS: u64 = 100;
 /// How many clients there are at once.
 const CLIENTS: u64 = 4;
 /// How many sandboxes are kept alive over the kills.
@@ -32,6 +32,10 @@ const SETTINGS: &[(&str, &str)] = &[
     ("WARREN_TIMEOUTS_IDLE", "2h"),
     ("WARREN_TIMEOUTS_DETACH", "2h"),
 ];
+
+fn kills() -> u64 {
+    std::env::var("WARREN_KILLS").map_or(KILLS, |text| text.parse().expect("a number"))
+}
 
 /// A sandbox whose making was acknowledged.
 #[derive(Debug)]
@@ -274,7 +278,7 @@ fn d1_a_daemon_killed_at_any_moment_loses_nothing_and_leaves_nothing() {
         scope.spawn(|| undertaker.work());
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let daemon = kill_and_look(first.into_place(), &told, &undertaker, &mut dice);
-            eprintln!("{KILLS} kills in {:?}", began.elapsed());
+            eprintln!("{} kills in {:?}", kills(), began.elapsed());
             let (_, daemon) = daemon.end("TERM");
             let daemon = Daemon::start_in(daemon.into_place(), &["--stop-all"]);
             undertaker.spare.store(daemon.id(), Ordering::SeqCst);
@@ -296,7 +300,7 @@ fn d1_a_daemon_killed_at_any_moment_loses_nothing_and_leaves_nothing() {
     eprintln!(
         "made {made} ({from_pool} of them pooled), moved {moved}, ended {ended}, {alive} alive"
     );
-    assert!(told.acknowledged() > KILLS * 5, "control: there was load");
+    assert!(told.acknowledged() > kills() * 5, "control: there was load");
     assert!(alive >= 24, "control: {alive} lived at the end");
 }
 
@@ -308,7 +312,7 @@ fn kill_and_look(place: Place, told: &Told, undertaker: &Undertaker, dice: &mut 
         daemon
     };
     let mut daemon = start(place);
-    for _ in 0..KILLS {
+    for _ in 0..kills() {
         let stop = AtomicBool::new(false);
         let stop = &stop;
         daemon = std::thread::scope(|scope| {

@@ -502,14 +502,14 @@ fn an_archive_unpacks_inside_or_not_at_all(host: &Host) {
     let secret = host.file("secret", 0o644, "s3cret");
     let given = host.open_dir("given");
     // Four times the quota, and more files than it has room for.
-    let (quota, places) = if host.is_thorough() { (16, 2) } else { (4, 1) };
-    let (size, files) = (quota * 4, quota * 1250);
+    let (quota, places) = if host.is_thorough() { (4, 2) } else { (2, 1) };
+    let (size, files) = (quota * 4, quota * 800);
     let script = format!(
         "set -e; cd {image}; echo out > up; cp {probe} suid; chmod 6755 suid; mknod -m 666 node c 1 11; \
          ln -s {secret} absolute; ln -s ../../../../../../../..{secret} climbing; mkfifo -m 666 fifo; \
          tar -P --transform 's,^up$,../../../../../../../..{escape},' -cf {given}/image.tar *; \
-         head -c {size}M /dev/zero > zeros; tar -czf {given}/bomb.tar zeros; mkdir many; cd many; \
-         seq {files} | xargs touch; tar -cf {given}/many.tar .",
+         head -c {size}M /dev/zero > zeros; tar -czf {given}/bomb.tar zeros; \
+         many=$(mktemp -d -p /dev/shm); cd $many; seq {files} | xargs touch; tar -cf {given}/many.tar *; rm -r $many",
         probe = host.at("probe"),
     );
     let made = host.bare_root().run(&["sh", "-c", &script]);

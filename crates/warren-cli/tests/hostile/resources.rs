@@ -141,7 +141,7 @@ fn a_fork_bomb_stops_at_the_limit_and_the_host_still_works(host: &Host) {
         return;
     }
     let before = spawn_time();
-    let bomb = host.sandbox().with("--pids 64 --timeout 6s");
+    let bomb = host.sandbox().with("--pids 64 --timeout 3s");
     let line = bomb.probe_line(&["bomb"]);
     let command = bomb.clone().flag("--json").command(&line);
     let running = thread::spawn(move || finish(command));
@@ -168,13 +168,14 @@ fn small_memory(host: &Host) -> Place<'_> {
 
 /// How a bomb goes off: slowly enough for one who looks from time to time, unless it is the kernel that looks.
 fn pace(host: &Host) -> &'static str {
-    if host.is_thorough() || host.has_own_kernel() { "" } else { " hurry" }
+    let watched = host.who() == Who::Nobody || host.has_own_kernel();
+    if watched { "" } else { " hurry" }
 }
 
 // S2: memory cgroup, or init watches
 fn a_memory_bomb_ends_as_out_of_memory(host: &Host) {
     let pace = pace(host);
-    host.bare().allows(&[format!("eat 256 1{pace}"), format!("eat 256 16{pace}")]);
+    host.bare().allows(&[format!("eat 128 1{pace}"), format!("eat 128 16{pace}")]);
     let sandbox = small_memory(host);
     for small in ["eat 24 1", "eat 24 6"] {
         let report = sandbox.probe_report(&format!("{small}{pace}"));
@@ -185,7 +186,7 @@ fn a_memory_bomb_ends_as_out_of_memory(host: &Host) {
         );
     }
     let default = host.sandbox().with("--timeout 60s");
-    let places = [(&sandbox, "256"), (&default, "900")];
+    let places = [(&sandbox, "128"), (&default, "600")];
     for (place, mib) in places.into_iter().take(if host.is_thorough() { 2 } else { 1 }) {
         let line = format!("{} direct eat {mib} 1{pace}", host.at("probe"));
         let one = place.report(&line.split(' ').collect::<Vec<_>>());
@@ -194,7 +195,7 @@ fn a_memory_bomb_ends_as_out_of_memory(host: &Host) {
         let refused = watched && one.stdout().contains("result=ENOMEM");
         assert!(one.cause() == "out_of_memory" || refused, "{mib} MiB in one process: {one:#?}");
     }
-    let many = sandbox.probe_report(&format!("eat 256 16{pace}"));
+    let many = sandbox.probe_report(&format!("eat 128 16{pace}"));
     assert_eq!(many.cause(), "out_of_memory", "{many:#?}");
 }
 
@@ -209,14 +210,14 @@ fn shared_and_unmapped_memory_counts_too(host: &Host) {
     };
     let pace = pace(host);
     for &kind in kinds {
-        host.bare().allows(&[format!("eat-hidden {kind} 256{pace}")]);
+        host.bare().allows(&[format!("eat-hidden {kind} 128{pace}")]);
         let within = small_memory(host).probe_report(&format!("eat-hidden {kind} 24{pace}"));
         // Without a cgroup nobody sees memory that no process has mapped, so there is none.
         let watched = host.who() == Who::Nobody || host.has_own_kernel();
         let none = watched && ["memfd", "sysv"].contains(&kind);
         let expected = if none { "result=ENOSYS" } else { "result=OK" };
         assert!(within.stdout().contains(expected), "control: in the limit: {within:#?}");
-        let line = format!("{} direct eat-hidden {kind} 256{pace}", host.at("probe"));
+        let line = format!("{} direct eat-hidden {kind} 128{pace}", host.at("probe"));
         let report = small_memory(host).report(&line.split(' ').collect::<Vec<_>>());
         if host.who() == Who::Nobody && kind == "dropped" {
             // Nobody but a cgroup can count this, and nothing says otherwise: SECURITY.md.
@@ -225,12 +226,12 @@ fn shared_and_unmapped_memory_counts_too(host: &Host) {
             assert!(text.contains("nearest"), "{text}");
             continue;
         }
-        // Ended, or refused at some point below: anything but 256 MiB under a limit of 64.
+        // Ended, or refused at some point below: anything but 128 MiB under a limit of 64.
         if report.cause() != "out_of_memory" && !report.stdout().contains("result=E") {
             wrong.push(format!("{kind}: {}, {}", report.cause(), report.stdout()));
         }
     }
-    assert!(wrong.is_empty(), "256 MiB under a limit of 64:\n{}", wrong.concat());
+    assert!(wrong.is_empty(), "128 MiB under a limit of 64:\n{}", wrong.concat());
 }
 
 // T14: refused before anything is made
