@@ -25,7 +25,7 @@ use crate::plan::{
     self, Entry, EntryKind, INIT_ID, Identity, Lifetime, OWN_PROC, Owner, Owners, Plan, Promised,
     Scratch, TMP, UPPER, Users, WORKLOAD_ID, Walls,
 };
-use crate::protocol::{self, Failure, Proof, Report, tried};
+use crate::protocol::{self, Failure, Proof, Report, Word, tried};
 use crate::refusals::Refusals;
 use crate::sentry;
 use crate::serve::{self, Kept};
@@ -192,11 +192,11 @@ pub(crate) fn become_init(
         }
         begin(plan, trees, go.shifted)
     });
-    let ready = begun.and_then(|begun| {
+    let ready = begun.and_then(|mut begun| {
         let plan = match plan.ahead {
             true => {
                 inherited.work.iter().for_each(|group| account::part_ahead(plan, group));
-                Cow::Owned(step("wait for", "the rest of the plan", wait_for_rest(control))?)
+                Cow::Owned(wait_for_rest(control, &mut begun)?)
             }
             false => Cow::Borrowed(plan),
         };
@@ -216,11 +216,22 @@ pub(crate) fn become_init(
     process::exit_now(1)
 }
 
-/// Waits for what one that was begun ahead is to be, as long as there is anybody to say so.
-fn wait_for_rest(control: &OwnedFd) -> io::Result<Plan> {
+/// Waits for what one that was begun ahead is to be, as long as there is anybody to say so, and tries meanwhile what it
+/// is told to.
+fn wait_for_rest(control: &OwnedFd, begun: &mut Begun) -> Result<Plan, Failure> {
+    loop {
+        match step("wait for", "the rest of the plan", next_word(control))? {
+            Word::Exceed(lowered) => begun.tried |= attempt::exceed(lowered)?,
+            Word::Become(plan) => return Ok(*plan),
+        }
+    }
+}
+
+fn next_word(control: &OwnedFd) -> io::Result<Word> {
+    protocol::send(control, &Report::Waiting, &[])?;
     poll(&mut [PollFd::new(control, PollFlags::IN)], None)?;
     let received = protocol::receive_trusted(control)?;
-    received.map(|(plan, _)| plan).ok_or_else(|| io::ErrorKind::BrokenPipe.into())
+    received.map(|(word, _)| word).ok_or_else(|| io::ErrorKind::BrokenPipe.into())
 }
 
 pub(crate) fn wait_for_go(go: &OwnedFd) -> io::Result<(Go, Vec<OwnedFd>)> {

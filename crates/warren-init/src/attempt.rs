@@ -17,6 +17,7 @@ use rustix::net::{
     connect, ipproto, socket_with,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use warren_sys::memory;
 use warren_sys::process::{self, SingleThreaded};
 use warren_sys::seccomp::Instruction;
 use warren_sys::spawn::{Refused, Step, Trial};
@@ -24,7 +25,7 @@ use warren_sys::surface::{self, Guarded};
 
 use crate::launcher::step;
 use crate::plan::{Plan, Users, Walls};
-use crate::protocol::{self, Failure, tried};
+use crate::protocol::{self, Failure, Lowered, tried};
 
 /// Attempts on walls that are there in more than one way, as [`holds`] names them.
 pub(crate) const NO_WAY_OUT: &str = "network: find a route to 192.0.2.1";
@@ -161,27 +162,47 @@ fn take_room(bytes: u64) -> Result<(), Errno> {
 }
 
 /// Tries to have a process too many, where the kernel counts those of the sandbox's user: there may be this one alone
-/// for the moment. A control group that refuses one writes to the host's log, so it is not asked here.
+/// for the moment. A control group that refuses one writes to the host's log, so it is asked by [`exceed`] alone.
 pub(crate) fn processes(plan: &Plan) -> Result<u32, Failure> {
     if plan.bounds.processes.is_none() {
         return Ok(0);
     }
-    let proof = step("have", "one thread", SingleThreaded::claim())?;
     let limit = getrlimit(Resource::Nproc);
     let allow = |current| setrlimit(Resource::Nproc, Rlimit { current, ..limit });
     step("limit", "processes", allow(Some(1)).map_err(io::Error::from))?;
-    let made = surface::fork_plainly(&proof);
-    if let Ok(None) = made {
-        process::exit_now(0)
-    }
+    let tried = one_process_too_many();
     step("limit", "processes", allow(limit.current).map_err(io::Error::from))?;
-    if let Ok(Some(child)) = made {
-        let _ = process::reap(child);
+    tried
+}
+
+/// Exceeds a limit of the control groups, which the library lowered for the moment: for one whom nobody waits for, as it
+/// takes long or is told to the host's log. The limits that a spec asks for are set later, in the same groups.
+pub(crate) fn exceed(lowered: Lowered) -> Result<u32, Failure> {
+    match lowered {
+        Lowered::Processes => one_process_too_many(),
+        Lowered::Memory { huge_pages } => memory(huge_pages),
+    }
+}
+
+fn one_process_too_many() -> Result<u32, Failure> {
+    let proof = step("have", "one thread", SingleThreaded::claim())?;
+    let made = surface::fork_plainly(&proof);
+    match made {
+        Ok(None) => process::exit_now(0),
+        Ok(Some(child)) => drop(process::reap(child)),
+        Err(_) => {}
     }
     let refused = made.err().and_then(|error| error.raw_os_error());
     let held = refused == Some(Errno::AGAIN.raw_os_error());
     holds("limits: start one process too many", held)?;
     Ok(tried::PROCESS_LIMIT)
+}
+
+/// Asks for so many huge pages. A kernel that cannot be asked in that way has said nothing of the limit.
+fn memory(huge_pages: usize) -> Result<u32, Failure> {
+    let Some(taken) = memory::exceed(huge_pages) else { return Ok(0) };
+    holds("limits: use more memory than there may be", taken.is_err())?;
+    Ok(tried::MEMORY_LIMIT)
 }
 
 /// Tries to read and to follow what others do: the first is refused to init as it is to commands, and the host's

@@ -39,13 +39,15 @@ pub fn main() -> ! {
         let (socket, proof) = (fd::inherited(0)?, SingleThreaded::claim()?);
         let asked = protocol::receive_trusted::<Probe>(&socket)?;
         let (probe, _) = asked.ok_or(io::ErrorKind::UnexpectedEof)?;
-        protocol::send(&socket, &Tries(tries(&proof, &probe)), &[])
+        protocol::send(&socket, &Tries(tries(&proof, &probe, None)), &[])
     };
     process::exit_now(i32::from(answered().is_err()))
 }
 
 /// Answers on `reply` from a process with the rights of a command.
-pub(crate) fn run(starter: &Starter, reply: &OwnedFd, probe: &Probe) {
+///
+/// Of memory so many huge pages are asked for, if any: nobody is killed for those.
+pub(crate) fn run(starter: &Starter, reply: &OwnedFd, probe: &Probe, huge_pages: Option<usize>) {
     match surface::fork_plainly(&starter.proof) {
         Ok(None) => {
             let ready = fd::close_all_except(&[reply]).is_ok()
@@ -54,7 +56,8 @@ pub(crate) fn run(starter: &Starter, reply: &OwnedFd, probe: &Probe) {
                 && starter.install_filters().is_ok();
             if ready {
                 process::default_signals();
-                let _ = protocol::send(reply, &Tries(tries(&starter.proof, probe)), &[]);
+                let tries = Tries(tries(&starter.proof, probe, huge_pages));
+                let _ = protocol::send(reply, &tries, &[]);
             }
             process::exit_now(0)
         }
@@ -81,13 +84,16 @@ impl Notes {
     }
 }
 
-fn tries(proof: &SingleThreaded, probe: &Probe) -> Vec<Try> {
+fn tries(proof: &SingleThreaded, probe: &Probe, huge_pages: Option<usize>) -> Vec<Try> {
     let mut notes = Notes(Vec::new());
     files(&mut notes, probe);
     network(&mut notes, probe);
     processes(&mut notes, probe);
     // Before what changes this process, if it is let.
     limits(&mut notes, proof, probe);
+    if let Some(taken) = huge_pages.and_then(memory::exceed) {
+        notes.asked("memory", taken);
+    }
     calls(&mut notes);
     privileges(&mut notes);
     notes.0
@@ -215,17 +221,7 @@ fn limits(notes: &mut Notes, proof: &SingleThreaded, probe: &Probe) {
     if let Some(more) = probe.processes {
         notes.asked("processes", exceed_processes(proof, more));
     }
-    let gently = |bytes: &u64| !bytes.is_multiple_of(2);
-    if let Some(bytes) = probe.memory_bytes.filter(gently) {
-        let count = usize::try_from(bytes).unwrap_or(usize::MAX).div_ceil(memory::HUGE_PAGE);
-        let taken = memory::take_huge_pages(count);
-        let refused = taken.as_ref().err().and_then(io::Error::raw_os_error);
-        // As above.
-        if taken.is_ok() || refused == Some(Errno::BUSY.raw_os_error()) {
-            notes.asked("memory", taken);
-        }
-    }
-    if let Some(more) = probe.memory_bytes.filter(|bytes| !gently(bytes)) {
+    if let Some(more) = probe.memory_bytes {
         let said = match exceed_memory(proof, more) {
             Ok(End::Signalled(signal)) => Said::Signalled(signal),
             Ok(End::Exited(errno)) => Said::Errno(errno),

@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 use warren_sys::socket;
 
 use crate::log::Overflow;
+use crate::plan::Plan;
+
 pub mod denied;
 pub mod files;
 
@@ -51,10 +53,33 @@ pub enum Report {
         /// The first of its ids, if it has a range.
         base: Option<u32>,
     },
+    /// One that is made ahead has done what it was told, and waits for the next [`Word`].
+    Waiting,
     /// Every step is done and the walls were tried.
     Ready(Proof),
     /// It will not be; nothing is left but the control groups.
     Failed(Failure),
+}
+
+/// What is said to one that is made ahead, each time it waits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Word<P = Box<Plan>> {
+    /// Exceed a limit of its control groups that was lowered for the moment.
+    Exceed(Lowered),
+    /// Become this.
+    Become(P),
+}
+
+/// A limit that was lowered so far that it costs little to exceed it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Lowered {
+    /// There may be one process.
+    Processes,
+    /// There may be less memory than these are.
+    Memory {
+        /// How many huge pages to ask for, as nobody is killed for those.
+        huge_pages: usize,
+    },
 }
 
 /// The step of a [`Failure`] that is an attempt on a wall which got through; its path names the attempt.
@@ -117,7 +142,8 @@ pub mod tried {
     pub const ROOM: u32 = 1 << 20;
     /// That one who has the limit of a command gets no descriptor beyond it.
     pub const OPEN_FILES: u32 = 1 << 21;
-    /// That a process too many is refused by the kernel's count for the sandbox's user.
+    /// That a process too many is refused, by the kernel's count for the sandbox's user or by a control group whose limit
+    /// was lowered for that.
     pub const PROCESS_LIMIT: u32 = 1 << 22;
     /// Without namespaces: that `/proc/sysrq-trigger` cannot be opened for writing.
     pub const PROC_WRITES: u32 = 1 << 23;
@@ -127,6 +153,8 @@ pub mod tried {
     pub const MEMORY: u32 = 1 << 29;
     /// That a process of the host is not there to be traced.
     pub const HOST_PROCESS: u32 = 1 << 30;
+    /// That memory beyond the limit of a control group, which was lowered for that, is refused.
+    pub const MEMORY_LIMIT: u32 = 1 << 31;
     /// By the library: that the limit on memory, when it was written, was what was read back.
     pub const SET_MEMORY: u32 = 1 << 24;
     /// Likewise of processes.
@@ -176,6 +204,13 @@ pub enum Request {
         user: Vec<u8>,
         /// What.
         request: files::FileRequest,
+    },
+    /// Like [`Probe`](Self::Probe), and exceed memory so that nobody is killed for it.
+    ProbeGently {
+        /// What else to try.
+        probe: Probe,
+        /// How many huge pages to ask for, which are more than there may be.
+        huge_pages: usize,
     },
 }
 
@@ -458,12 +493,11 @@ pub struct Probe {
     pub write_bytes: Option<u64>,
     /// How many processes to start, which is more than there may be.
     pub processes: Option<u32>,
-    /// How much memory to use, which is more than there may be. An odd number is asked for in huge pages alone, for which
-    /// nobody is killed: a field of its own would make this another message.
+    /// How much memory to use, which is more than there may be: somebody is killed for it.
     pub memory_bytes: Option<u64>,
 }
 
-/// The answer to [`Request::Probe`].
+/// The answer to [`Request::Probe`] and [`Request::ProbeGently`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tries(pub Vec<Try>);
 
@@ -629,7 +663,8 @@ mod tests {
          taken: 05050100\n\
          used: 0601000000000002\n\
          done: 02\n\
-         standing: 010200";
+         standing: 010200\n\
+         probe gently: 0b00000000000000000003";
 
     /// A change here is a change for every init that runs while its daemon is replaced: [`VERSION`].
     #[test]
@@ -662,6 +697,7 @@ mod tests {
         let standing = Standing { suspended: true, running: 2, left: false };
         let taken = ExecEvent::Input { taken: 5, open: true, full: false };
         let refused = ExecEvent::Refused { stage: Stage::Follow, errno: 2 };
+        let gently = Request::ProbeGently { probe: Probe::default(), huge_pages: 3 };
         let said = [
             ("hello", hex(&Request::Hello)),
             ("end", hex(&Request::End)),
@@ -683,6 +719,7 @@ mod tests {
             ("used", hex(&ExecEvent::Used(used))),
             ("done", hex(&Done(1))),
             ("standing", hex(&standing)),
+            ("probe gently", hex(&gently)),
         ];
         let said = said.map(|(what, bytes)| format!("{what}: {bytes}"));
         assert_eq!(said.join("\n"), VERSION_1);

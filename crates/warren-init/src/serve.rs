@@ -427,7 +427,10 @@ impl Init<'_> {
             Request::Follow(name) => self.follow(&name, reply, fds.pop()),
             Request::Suspend => answer(&reply, self.suspend()),
             Request::Resume => answer(&reply, self.resume()),
-            Request::Probe(asked) => probe::run(&self.starter, &reply, &asked),
+            Request::Probe(asked) => probe::run(&self.starter, &reply, &asked, None),
+            Request::ProbeGently { probe, huge_pages } => {
+                probe::run(&self.starter, &reply, &probe, Some(huge_pages));
+            }
             Request::Hello => {
                 let running = self.running.len().try_into().unwrap_or(u32::MAX);
                 let left = self.lingering.iter().any(|leaf| !leaf.is_empty());

@@ -399,11 +399,13 @@ const AT_CREATION: &[(u32, Wall, &str, &str, &str)] = &[
     (tried::KERNEL, Wall::Syscalls, "be on the host's kernel", "apart", "a kernel of its own"),
 ];
 
-/// Of those the limits, which are promised by the backend.
+/// Of those the limits, which are promised by the backend. One of a control group was exceeded while it was lowered, and
+/// counts if the one that was asked for was read back.
 const LIMITS_AT_CREATION: &[(u32, Limit, &str)] = &[
     (tried::OPEN_FILES, Limit::OpenFiles, "EBADF"),
     (tried::ROOM, Limit::Write, "ENOSPC"),
     (tried::PROCESS_LIMIT, Limit::Processes, "EAGAIN"),
+    (tried::MEMORY_LIMIT | tried::SET_MEMORY, Limit::Memory, "EBUSY"),
 ];
 
 /// What was read back of every sandbox when it was written.
@@ -644,14 +646,18 @@ fn untried_limits(promises: &dyn Promises, attempt: &Attempt) -> Vec<ReceiptTry>
         let tries = |meaning: &Meaning| attempt.tries.iter().any(|one| one.name == meaning.name);
         meaning(limit).is_some_and(tries)
     };
-    let had = |bit: u32| attempt.at_creation & bit != 0;
+    let had = |bits: u32| attempt.at_creation & bits == bits;
     let mut rest = Vec::new();
     for limit in Limit::ALL {
         let Some(enforced) = promises.limit(limit) else { continue };
         if was_tried(limit) {
             continue;
         }
-        let at_creation = LIMITS_AT_CREATION.iter().find(|(bit, of, _)| *of == limit && had(*bit));
+        let back = attempt.read_back.iter().find(|(of, _)| *of == limit).copied();
+        let at_creation = LIMITS_AT_CREATION.iter().find(|(bits, of, _)| {
+            // However it held then: one that is another by now is not what was promised.
+            *of == limit && had(*bits) && !matches!(back, Some((_, false)))
+        });
         if let (Some((.., said)), Some(meaning), Bound::Exact) =
             (at_creation, meaning(limit), enforced.bound)
         {
@@ -660,9 +666,8 @@ fn untried_limits(promises: &dyn Promises, attempt: &Attempt) -> Vec<ReceiptTry>
             rest.push(ReceiptTry { what, said, verdict: Verdict::Held, by });
             continue;
         }
-        let back = attempt.read_back.iter().find(|(of, _)| *of == limit);
         let set = SET_AT_CREATION.iter().any(|(bit, of)| *of == limit && had(*bit));
-        let back = back.copied().or_else(|| set.then_some((limit, true)));
+        let back = back.or_else(|| set.then_some((limit, true)));
         let (verdict, said) = match back {
             Some((_, true)) => (Verdict::Set, "read back"),
             Some((_, false)) => (Verdict::Open, "read back, and it is another"),
@@ -1120,6 +1125,30 @@ mod tests {
         let made = receipt(&Walled { namespaces: true, blocked: &[], limits: &limits }, &[], &[]);
         assert_eq!(verdict(&made, "limits"), Verdict::NotPromised, "nearly is no promise");
         assert!(made.tries().all(|one| one.verdict == Verdict::NotPromised), "{made:?}");
+    }
+
+    #[test]
+    fn what_held_before_it_was_asked_for_counts_for_a_limit_that_is_as_it_was_written() {
+        let limits = [enforced(Limit::Memory, Bound::Exact)];
+        let walled = Walled { namespaces: true, blocked: &[], limits: &limits };
+        for (at_creation, read_back, expected) in [
+            (tried::SET_MEMORY, None, Verdict::Set),
+            (tried::MEMORY_LIMIT, None, Verdict::NotTried),
+            (tried::MEMORY_LIMIT | tried::SET_MEMORY, None, Verdict::Held),
+            (tried::MEMORY_LIMIT | tried::SET_MEMORY, Some(true), Verdict::Held),
+            (tried::MEMORY_LIMIT | tried::SET_MEMORY, Some(false), Verdict::Open),
+        ] {
+            let attempt = Attempt {
+                extent: Extent::Creation,
+                at: DateTime::UNIX_EPOCH,
+                took: None,
+                tries: Vec::new(),
+                read_back: read_back.map(|same| (Limit::Memory, same)).into_iter().collect(),
+                at_creation,
+            };
+            let made = Receipt::new(&SandboxId::from_string("sbx-1"), &can(), &walled, &attempt);
+            assert_eq!(verdict(&made, "limits"), expected, "{at_creation:#x} {read_back:?}");
+        }
     }
 
     #[test]

@@ -9,6 +9,8 @@ use warren::{
     Sandbox, SandboxError, SandboxSpec, Verdict,
 };
 
+#[path = "receipt/ahead.rs"]
+mod ahead;
 #[path = "receipt/creation.rs"]
 mod creation;
 #[path = "shared/plain_user.rs"]

@@ -44,7 +44,7 @@ const ROOTED: [(&str, &str); 3] = [
 ];
 
 /// Chooses the number that a call has here.
-const fn by_machine(x86_64: u32, aarch64: u32) -> u32 {
+pub(crate) const fn by_machine(x86_64: u32, aarch64: u32) -> u32 {
     if cfg!(target_arch = "x86_64") { x86_64 } else { aarch64 }
 }
 
@@ -123,7 +123,7 @@ async fn container_was_tried(runtime: OciRuntime, own: &[(&str, &str)]) {
 
 /// What an argument of a call is, as far as its low half tells.
 #[derive(Clone, Copy)]
-enum Argument {
+pub(crate) enum Argument {
     Is(u32),
     IsNot(u32),
 }
@@ -134,12 +134,19 @@ fn lie_about(call: u32) {
 }
 
 /// Likewise, if its arguments of these numbers are such.
-fn lie_about_some(call: u32, which: &[(u32, Argument)]) {
+pub(crate) fn lie_about_some(call: u32, which: &[(u32, Argument)]) {
     answer(call, which, 0);
 }
 
 /// Has the kernel answer such a call with an error, or none, without doing it.
 fn answer(call: u32, which: &[(u32, Argument)], error: u32) {
+    rustix::thread::set_no_new_privs(true).unwrap();
+    // SECCOMP_RET_ERRNO.
+    seccomp::install(&program(call, which, 0x0005_0000 | error)).unwrap();
+}
+
+/// Writes a filter that returns this for such a call.
+pub(crate) fn program(call: u32, which: &[(u32, Argument)], returned: u32) -> Vec<Instruction> {
     let step = |code, jt, jf, k| Instruction { code, jt, jf, k };
     // If it is another call, or one of another kind, on to the last instruction.
     let mut program = vec![step(0x20, 0, 0, 0), step(0x15, 0, 0, call)];
@@ -148,8 +155,8 @@ fn answer(call: u32, which: &[(u32, Argument)], error: u32) {
         let (Argument::Is(value) | Argument::IsNot(value)) = argument;
         program.push(step(0x15, 0, 0, *value));
     }
-    // SECCOMP_RET_ERRNO, and SECCOMP_RET_ALLOW.
-    program.extend([step(0x06, 0, 0, 0x0005_0000 | error), step(0x06, 0, 0, 0x7fff_0000)]);
+    // And SECCOMP_RET_ALLOW.
+    program.extend([step(0x06, 0, 0, returned), step(0x06, 0, 0, 0x7fff_0000)]);
     let last = program.len() - 1;
     let arguments = which.iter().map(|(_, wanted)| *wanted);
     let wanted = std::iter::once(Argument::Is(call)).chain(arguments);
@@ -161,8 +168,7 @@ fn answer(call: u32, which: &[(u32, Argument)], error: u32) {
             Argument::IsNot(_) => program[test].jt = on,
         }
     }
-    rustix::thread::set_no_new_privs(true).unwrap();
-    seccomp::install(&program).unwrap();
+    program
 }
 
 /// Likewise of a limit, by its number: prlimit64(2) with a new one.
@@ -213,7 +219,7 @@ async fn a_lie_is_no_sandbox(lie: impl FnOnce(), attempt: &str) {
 }
 
 /// Finds the control groups of a sandbox, wherever they are.
-fn groups_of(id: &SandboxId) -> Vec<PathBuf> {
+pub(crate) fn groups_of(id: &SandboxId) -> Vec<PathBuf> {
     let layout = warren_sys::cgroup::Layout::detect().unwrap();
     let all = layout.v1.iter().map(|(_, hierarchy)| hierarchy).chain(&layout.v2);
     let places = all.map(|hierarchy| hierarchy.own.join(format!("warren-{id}")));
@@ -221,7 +227,7 @@ fn groups_of(id: &SandboxId) -> Vec<PathBuf> {
 }
 
 /// Expects that a sandbox is refused for this attempt.
-fn refused_for(made: Result<LinuxSandbox, SandboxError>, id: &SandboxId, attempt: &str) {
+pub(crate) fn refused_for(made: Result<LinuxSandbox, SandboxError>, id: &SandboxId, attempt: &str) {
     let error = made.expect_err(attempt);
     let SandboxError::WallOpen { id: open_id, open } = &error else { panic!("{error:?}") };
     assert_eq!((open_id, open.as_slice()), (id, &[attempt.to_owned()][..]), "{error}");

@@ -19,8 +19,8 @@ use super::groups::Groups;
 use super::limits::{self, Setting};
 use super::plan::{Inputs, RealHost};
 use super::sandbox::{self, Instance, Wanted};
-use super::{LinuxBackend, profiles};
-use crate::{Base, CreateOptions, Result, SandboxId, SandboxSpec};
+use super::{LinuxBackend, profiles, trial};
+use crate::{Base, CreateOptions, Result, SandboxError, SandboxId, SandboxSpec};
 
 /// How long nothing may have been made before the next is begun. What was made is used first, and who makes one
 /// after the other does not have the next made beside them.
@@ -32,6 +32,9 @@ pub(super) struct Ahead {
     slot: Mutex<Slot>,
     /// How many sandboxes were made.
     made: AtomicU64,
+    /// What got through when the last was begun. Not all of that is tried of one that somebody waits for, so that none is made
+    /// until it holds.
+    open: Mutex<Option<Vec<String>>>,
     tasks: TaskTracker,
 }
 
@@ -177,8 +180,26 @@ impl Ahead {
         Some((id, Some(begun)))
     }
 
-    fn put(&self, begun: Option<Begun>) {
-        *self.slot() = begun.map_or(Slot::Empty, |begun| Slot::Ready(Box::new(begun)));
+    fn put(&self, begun: Result<Begun>) {
+        let (slot, open) = match begun {
+            Ok(begun) => (Slot::Ready(Box::new(begun)), Some(None)),
+            Err(SandboxError::WallOpen { open, .. }) => (Slot::Empty, Some(Some(open))),
+            // Whoever asks next makes it all then, and is told if that cannot be.
+            Err(_) => (Slot::Empty, None),
+        };
+        if let Some(open) = open {
+            *self.open() = open;
+        }
+        *self.slot() = slot;
+    }
+
+    fn open(&self) -> MutexGuard<'_, Option<Vec<String>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns what got through when the last was begun, if anything did.
+    pub(super) fn found_open(&self) -> Option<Vec<String>> {
+        self.open().clone()
     }
 }
 
@@ -199,6 +220,11 @@ impl LinuxBackend {
     /// Takes note that one was made, and has the next begun when there is time.
     pub(super) fn begin_next(&self, like: Like) {
         self.inner.ahead.made.fetch_add(1, Ordering::Relaxed);
+        self.begin_later(like);
+    }
+
+    /// Has the next begun when there is time.
+    pub(super) fn begin_later(&self, like: Like) {
         let Some((id, old)) = self.inner.ahead.reserve(&like) else { return };
         let inner = Arc::downgrade(&self.inner);
         self.inner.ahead.tasks.spawn(async move {
@@ -212,11 +238,14 @@ impl LinuxBackend {
             let backend = Self { inner };
             drop(old);
             let begun = backend.begin(id, like).await;
-            if let Err(error) = &begun {
-                // Whoever asks next makes it all then, and is told if that cannot be.
-                tracing::debug!(%error, "the next sandbox could not be begun");
+            match &begun {
+                Ok(_) => {}
+                Err(SandboxError::WallOpen { open, .. }) => {
+                    tracing::error!(?open, "walls do not hold on this host: no sandbox is made");
+                }
+                Err(error) => tracing::debug!(%error, "the next sandbox could not be begun"),
             }
-            backend.inner.ahead.put(begun.ok());
+            backend.inner.ahead.put(begun);
         });
     }
 
@@ -261,7 +290,8 @@ impl LinuxBackend {
             cpu_quota_millis: None,
             patience: spec.creation_timeout,
         };
-        let instance = sandbox::begin(&self.inner.launcher, &wanted, groups, home).await?;
+        let mut instance = sandbox::begin(&self.inner.launcher, &wanted, groups, home).await?;
+        trial::try_limits(&mut instance, &id, support, spec.creation_timeout).await?;
         let SandboxSpec { profile, workdir, .. } = spec;
         Ok(Begun { profile, workdir, passed_over: 0, plan, seen, instance, id })
     }

@@ -282,6 +282,15 @@ impl Groups {
         Cgroups { v2: self.places.v2.as_ref().map(text), v1, parted: self.guard.is_none() }
     }
 
+    /// Says what these limits are at present, where the kernel has them, so that they can be written again.
+    pub(crate) fn present(&self, id: &SandboxId, settings: &[Setting]) -> Vec<Setting> {
+        let now = |setting: &Setting| {
+            let value = self.value(id, setting)?;
+            Some(Setting { value, ..setting.clone() })
+        };
+        settings.iter().filter_map(now).collect()
+    }
+
     /// Reads back what a limit is.
     pub(crate) fn value(&self, id: &SandboxId, setting: &Setting) -> Option<String> {
         let group = match &setting.controller {
@@ -321,6 +330,11 @@ impl Groups {
     fn read_memory(&self, files: [&str; 2]) -> Option<u64> {
         let group = self.places.memory.as_ref()?;
         files.iter().find_map(|file| cgroup::read(group, file).ok()?.trim().parse().ok())
+    }
+
+    /// Returns the group that processes are counted in.
+    pub(crate) fn pids(&self) -> Option<&Path> {
+        self.places.pids.as_deref()
     }
 
     /// Returns the group that memory is counted in.

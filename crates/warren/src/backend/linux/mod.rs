@@ -27,6 +27,7 @@ pub(crate) mod probe;
 pub(crate) mod sandbox;
 mod snapshot;
 mod swap;
+mod trial;
 mod verify;
 
 pub use execution::{Ending, Execution, Stdio};
@@ -312,7 +313,8 @@ impl LinuxBackend {
         let sent = sent.ok_or_else(|| SandboxError::Internal {
             message: "the first command was not sent".to_owned(),
         })?;
-        Ok((sandbox.clone(), Execution::of(sandbox, sent, Default::default())))
+        let before = sandbox.instance().refused_before;
+        Ok((sandbox.clone(), Execution::of(sandbox, sent, before)))
     }
 
     async fn make(
@@ -354,6 +356,16 @@ impl LinuxBackend {
             support,
             binds_writable(spec),
         )?;
+        let like = || Like {
+            profile: spec.profile.clone(),
+            workdir: spec.workdir.clone(),
+            settings: limits.settings.clone(),
+        };
+        if let Some(open) = self.inner.ahead.found_open() {
+            // Tried again, for whoever comes next.
+            self.begin_later(like());
+            return Err(SandboxError::WallOpen { id, open });
+        }
         let own = self.inner.kind.own(&id);
         // As it is where the sandbox is: without a root of its own, its paths are those of the host.
         let asked = spec;
@@ -429,11 +441,7 @@ impl LinuxBackend {
         registry.insert(id.clone(), sandbox.clone());
         drop(registry);
         if usual {
-            self.begin_next(Like {
-                profile: spec.profile.clone(),
-                workdir: spec.workdir.clone(),
-                settings: limits.settings.clone(),
-            });
+            self.begin_next(like());
         }
         Ok((sandbox, sent))
     }

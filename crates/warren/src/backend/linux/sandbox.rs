@@ -20,7 +20,9 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use warren_init::plan::{Overlay, Plan, WORKLOAD_ID, Walls};
 use warren_init::protocol::files::FileRequest;
-use warren_init::protocol::{self, Done, Failure, Loopback, Proof, Report, Request, Standing};
+use warren_init::protocol::{
+    self, Done, Failure, Loopback, Proof, Report, Request, Standing, Word,
+};
 use warren_init::terminal::Terminal;
 
 use super::anchor::{self, Anchor, Home};
@@ -77,6 +79,8 @@ pub(crate) struct Instance {
     started: OnceLock<u64>,
     pub(super) base: Option<u32>,
     proof: Proof,
+    /// How often the kernel had refused something before anybody ran in it.
+    pub(super) refused_before: Refusals,
     pub(super) made_at: DateTime<Utc>,
     groups: Mutex<Groups>,
     /// Whether something inside could not be ended in time.
@@ -145,7 +149,7 @@ pub(crate) async fn complete(
 ) -> Result<(Instance, Option<Sent>)> {
     instance.groups().change(wanted.id, wanted.settings)?;
     (instance.cpu_quota_millis, instance.made_at) = (wanted.cpu_quota_millis, Utc::now());
-    let sent = instance.control.send(wanted.plan, &[]).await;
+    let sent = instance.control.send(&Word::Become(wanted.plan), &[]).await;
     sent.map_err(|error| lost("start the sandbox", error))?;
     finish(instance, &wanted, first).await
 }
@@ -212,6 +216,7 @@ pub(crate) async fn begin(
         started: OnceLock::new(),
         base,
         proof,
+        refused_before: Refusals::default(),
         made_at: Utc::now(),
         groups,
         is_stuck: AtomicBool::new(false),
@@ -240,7 +245,9 @@ async fn finish(
     // First: should init have ended before that reached it, it has said why.
     match next_report(wanted.id, &instance.control).await?.0 {
         Report::Ready(proof) => instance.proof = proof,
-        Report::Launched { .. } | Report::Failed(_) => return Err(nonsense("init")),
+        Report::Launched { .. } | Report::Waiting | Report::Failed(_) => {
+            return Err(nonsense("init"));
+        }
     }
     let sent = sent?;
     if instance.container.is_some() {
@@ -318,6 +325,7 @@ pub(crate) async fn adopt(
             owners_shifted: anchor.owners_shifted,
             tried: anchor.tried,
         },
+        refused_before: Refusals::default(),
         made_at: anchor.made_at,
         groups: Mutex::new(Groups::adopt(anchor.groups.clone())),
         is_stuck: AtomicBool::new(false),
@@ -366,7 +374,10 @@ pub(crate) async fn end(control: OwnedFd) {
     let _ = tokio::time::timeout(PATIENCE, gone).await;
 }
 
-async fn next_report(id: &SandboxId, control: &Channel) -> Result<(Report, Vec<OwnedFd>)> {
+pub(super) async fn next_report(
+    id: &SandboxId,
+    control: &Channel,
+) -> Result<(Report, Vec<OwnedFd>)> {
     match control.receive::<Report>().await {
         Ok(Some((Report::Failed(failure), _))) if failure.step == protocol::OPEN_WALL => {
             Err(SandboxError::WallOpen { id: id.clone(), open: vec![failure.path] })
@@ -392,7 +403,7 @@ pub(super) fn lost(step: &str, source: io::Error) -> SandboxError {
     SandboxError::Step { step: step.to_owned(), path: None, source }
 }
 
-fn nonsense(who: &str) -> SandboxError {
+pub(super) fn nonsense(who: &str) -> SandboxError {
     SandboxError::Internal { message: format!("{who} answered something else than was asked") }
 }
 

@@ -9,7 +9,7 @@ use warren_init::protocol::{Probe, Request, Tries, Try};
 
 use super::limits::{self, Setting};
 use super::sandbox::lost;
-use super::{LinuxSandbox, binds_writable};
+use super::{LinuxSandbox, binds_writable, trial};
 use crate::receipt::{self, Attempt, Listening, Walled};
 use crate::{Extent, Limit, Receipt, Result, Sandbox, SandboxError};
 
@@ -25,9 +25,6 @@ const OWN_BYTES: u64 = warren_init::IMAGE.len() as u64;
 const MAX_PROCESSES: u32 = 128;
 /// How much memory there may be, beside what is in use, while that limit is tried; and how much is taken.
 const TRIAL_MEMORY: (u64, u64) = (16 << 20, 24 << 20);
-/// Likewise where nobody is to be killed for it, and the most that there may be then, as it may all be taken on the way.
-const TRIAL_ROOM: u64 = 4 << 20;
-const TRIAL_MOST: u64 = 32 << 20;
 
 impl LinuxSandbox {
     /// Says what was tried when it was made.
@@ -66,8 +63,13 @@ impl LinuxSandbox {
             ..Probe::default()
         };
         listening.be_named_in(&mut probe);
-        let lowered = extent >= Extent::Pristine && self.lower(extent, &mut probe)?;
-        let answer = tokio::time::timeout(PATIENCE, self.ask_walls(probe)).await;
+        let lowered = extent >= Extent::Pristine;
+        let huge_pages = if lowered { self.lower(extent, &mut probe)? } else { None };
+        let request = match huge_pages {
+            Some(huge_pages) => Request::ProbeGently { probe, huge_pages },
+            None => Request::Probe(probe),
+        };
+        let answer = tokio::time::timeout(PATIENCE, self.ask_walls(&request)).await;
         if lowered {
             self.change_limits(&self.own_settings()?)?;
         }
@@ -94,7 +96,7 @@ impl LinuxSandbox {
         let namespaces = receipt::own_namespaces();
         let mut probe = Probe { namespaces, ..Probe::default() };
         listening.be_named_in(&mut probe);
-        let mut tries = self.ask_walls(probe).await?;
+        let mut tries = self.ask_walls(&Request::Probe(probe)).await?;
         listening.correct(&mut tries);
         Ok(tries)
     }
@@ -108,8 +110,8 @@ impl LinuxSandbox {
         Receipt::new(self.id(), can, &walled, attempt)
     }
 
-    async fn ask_walls(&self, probe: Probe) -> Result<Vec<Try>> {
-        match self.instance().ask::<Tries>(&Request::Probe(probe)).await {
+    async fn ask_walls(&self, request: &Request) -> Result<Vec<Try>> {
+        match self.instance().ask::<Tries>(request).await {
             Ok(Some(Tries(tries))) => Ok(tries),
             Ok(None) if self.has_ended() => Err(self.ended()),
             // No process could be made for it, or its init is of another version and knows no such thing.
@@ -127,8 +129,9 @@ impl LinuxSandbox {
         path.map(|path| path.to_string_lossy().into_owned())
     }
 
-    /// Lowers what can be lowered, so that going beyond costs little; tells whether anything was.
-    fn lower(&self, extent: Extent, probe: &mut Probe) -> Result<bool> {
+    /// Lowers what can be lowered, so that going beyond costs little; returns how many huge pages are too many then, if memory is
+    /// to be tried by them.
+    fn lower(&self, extent: Extent, probe: &mut Probe) -> Result<Option<usize>> {
         let mut limits = self.terms.spec.limits.clone();
         let support = &self.core.support;
         match (limits.max_processes, &support.pids) {
@@ -139,6 +142,7 @@ impl LinuxSandbox {
             (Some(most), None) if most < MAX_PROCESSES => probe.processes = Some(most + 1),
             (Some(_) | None, _) => {}
         }
+        let mut huge_pages = None;
         if let (Some(most), Some(_)) = (limits.max_memory_bytes, &support.memory) {
             // What the kernel keeps for the sandbox counts, too, and is more in one profile than in another.
             let used = self.instance().groups().used_memory().unwrap_or_default();
@@ -146,11 +150,9 @@ impl LinuxSandbox {
             if extent >= Extent::Everything {
                 limits.max_memory_bytes = Some(lowered(TRIAL_MEMORY.0));
                 probe.memory_bytes = Some(TRIAL_MEMORY.1);
-            } else if lowered(TRIAL_ROOM) <= TRIAL_MOST {
-                let limit = lowered(TRIAL_ROOM);
-                limits.max_memory_bytes = Some(limit);
-                // More than the limit itself, whatever else can be made to give way; and odd.
-                probe.memory_bytes = Some((limit + 1) | 1);
+            } else if let Some(pages) = trial::too_many(lowered(trial::ROOM)) {
+                limits.max_memory_bytes = Some(lowered(trial::ROOM));
+                huge_pages = Some(pages);
             }
         }
         let writable = binds_writable(&self.terms.spec);
@@ -159,7 +161,7 @@ impl LinuxSandbox {
             self.change_limits(&self.own_settings()?)?;
             return Err(error);
         }
-        Ok(true)
+        Ok(huge_pages)
     }
 
     fn own_settings(&self) -> Result<Vec<Setting>> {
