@@ -5,9 +5,10 @@
 //! [`layers`] keeps the files that sandboxes stand on, and [`image`] brings them from elsewhere;
 //! [`manager`] gives sandboxes to clients and takes them back; [`store`] keeps what outlives it;
 //! [`template`] builds what sandboxes are made from by name; [`receipt`] says what was tried of one;
-//! [`shell`] runs commands in one shell that keeps its state.
+//! [`shell`] runs commands in one shell that keeps its state; [`clock`] says when something kept is over.
 
 pub mod backend;
+pub mod clock;
 pub mod contract;
 pub mod denial;
 #[cfg(feature = "fuzz")]

@@ -11,8 +11,9 @@ pub(crate) use archive::fuzz;
 use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-use chrono::{TimeDelta, Utc};
+use chrono::TimeDelta;
 
+use crate::clock::Clocks;
 use crate::layers::Layers;
 use crate::layers::records::Records;
 use crate::{
@@ -101,10 +102,15 @@ impl Snapshots {
 
     /// Forgets what has expired, and the savepoints of sandboxes that are gone.
     pub fn expire(&self, lives: impl Fn(&SandboxId) -> bool) -> Result<u64> {
-        let now = Utc::now();
+        self.expire_by(&Clocks::now(), lives)
+    }
+
+    fn expire_by(&self, clocks: &Clocks, lives: impl Fn(&SandboxId) -> bool) -> Result<u64> {
         let mut forgotten = 0;
         for snapshot in self.records.list::<Snapshot>()? {
-            let expired = snapshot.expires_at.is_some_and(|at| at <= now);
+            let moment = snapshot.expires_moment.as_ref();
+            let is_over = |at| clocks.until(at, moment).is_zero();
+            let expired = snapshot.expires_at.is_some_and(is_over);
             let stray = snapshot.kind == SnapshotKind::Savepoint && !lives(&snapshot.sandbox_id);
             if expired || stray {
                 self.records.remove(snapshot.id.as_str())?;
@@ -139,7 +145,8 @@ impl Reservation {
         options: SnapshotOptions,
     ) -> Result<Snapshot> {
         let (bytes, entries) = self.snapshots.totals(&capture.base)?;
-        let created_at = Utc::now();
+        let clocks = Clocks::now();
+        let created_at = clocks.wall;
         let expires = |time| created_at.checked_add_signed(TimeDelta::from_std(time).ok()?);
         let snapshot = Snapshot {
             id: SnapshotId::new(),
@@ -152,6 +159,7 @@ impl Reservation {
             base: capture.base.clone(),
             created_at,
             expires_at: options.keep_for.and_then(expires),
+            expires_moment: options.keep_for.and_then(|time| clocks.moment_in(time)),
             bytes,
             new_bytes: capture.new_bytes,
             entries,
@@ -279,6 +287,32 @@ mod tests {
         assert_eq!(snapshots.expire(|id| *id == lives).unwrap(), 2);
         assert_eq!(snapshots.list(None).unwrap().len(), 2);
         assert_eq!(snapshots.savepoints(None, &lives).unwrap(), [last]);
+    }
+
+    #[test]
+    fn b19_a_clock_that_is_set_neither_forgets_a_snapshot_nor_keeps_it() {
+        const DAY: TimeDelta = TimeDelta::days(1);
+        let directory = tempfile::tempdir().unwrap();
+        let layers = Layers::open(directory.path()).unwrap();
+        let snapshots = Snapshots::of(&layers);
+        let capture = capture(&layers, "a");
+        let hour = std::time::Duration::from_secs(3600);
+        let put = || {
+            let reserved = snapshots.reserve(None, "s").unwrap();
+            let options = SnapshotOptions { keep_for: Some(hour), ..named("s") };
+            reserved.put(&SandboxId::new(), SandboxSpec::default(), &capture, options).unwrap()
+        };
+        let put_before = put();
+        let now = Clocks::now();
+        let expire = |clocks: &Clocks| snapshots.expire_by(clocks, |_| true).unwrap();
+        let set = |by| Clocks { wall: now.wall + by, boot: now.boot.clone() };
+        assert_eq!([expire(&set(DAY)), expire(&now), expire(&set(-DAY))], [0, 0, 0]);
+        let over = Clocks { boot: now.moment_in(hour), ..set(-DAY) };
+        assert_eq!(expire(&over), 1, "its hour is over, whatever the wall says");
+        // Control: a record of before, which has the wall clock alone.
+        let old = Snapshot { expires_moment: None, ..put_before };
+        snapshots.records.put(old.id.as_str(), &old).unwrap();
+        assert_eq!([expire(&set(-DAY)), expire(&set(DAY))], [0, 1]);
     }
 
     /// Makes a tree of every kind of file.

@@ -2,10 +2,12 @@
 //! outlives a `kill -9` like the sandbox itself.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use serde::{Deserialize, Serialize};
 use warren::SandboxId;
+use warren::clock::{BootMoment, Clocks};
 
 use super::control::wire::Network;
 use crate::keys::Quotas;
@@ -34,6 +36,9 @@ pub(crate) struct Record {
     pub(crate) traffic_token: Option<String>,
     pub(crate) started_at: DateTime<Utc>,
     pub(crate) end_at: DateTime<Utc>,
+    /// The same by the clock of the host's run, which nobody can set. Records of before have none.
+    #[serde(default)]
+    pub(crate) end_moment: Option<BootMoment>,
     /// For how long it was last asked for.
     pub(crate) timeout_s: u64,
     pub(crate) on_timeout: OnTimeout,
@@ -79,6 +84,21 @@ pub(crate) enum State {
 }
 
 impl Record {
+    /// Notes that it ends so long from now.
+    pub(crate) fn lease(&mut self, timeout_s: u64, clocks: &Clocks) {
+        let time = i64::try_from(timeout_s).ok().and_then(TimeDelta::try_seconds);
+        self.end_at = clocks.wall + time.unwrap_or_default();
+        self.end_moment = clocks.moment_in(Duration::from_secs(timeout_s));
+        self.timeout_s = timeout_s;
+    }
+
+    /// Returns how much of its time is left. That is never more than it was last given, also if the host was started anew
+    /// with a clock that went back.
+    pub(crate) fn left(&self, clocks: &Clocks) -> Duration {
+        let left = clocks.until(self.end_at, self.end_moment.as_ref());
+        left.min(Duration::from_secs(self.timeout_s))
+    }
+
     /// Returns the id by which E2B's clients know it.
     pub(crate) fn id(&self) -> String {
         short(&self.sandbox)

@@ -1,7 +1,10 @@
 //! E2B's dialect: who may see what, by every call there is.
 
+use std::time::{Duration, Instant};
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
+use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use warren_api::e2b;
@@ -270,6 +273,47 @@ async fn the_matrix_has_every_call_of_the_control_plane() {
         let tried = control().into_iter().any(|(by, route, ..)| (by, route) == (method, path));
         assert!(tried || OWN.contains(&(method, path)), "{method} {path} is not in the matrix");
     }
+}
+
+/// Has the wall clock be so much later than it was when a record was written.
+fn clock_set_by(days: i64) -> impl Fn(&mut Value) {
+    move |note| {
+        let end: DateTime<Utc> = note["end_at"].as_str().unwrap().parse().unwrap();
+        note["end_at"] = json!(end - TimeDelta::days(days));
+    }
+}
+
+#[tokio::test]
+async fn b19_a_clock_that_is_set_while_no_daemon_runs_neither_ends_a_sandbox_nor_keeps_it() {
+    let daemon = Daemon::new().await.speak_e2b().await;
+    let key = daemon.keys().create_for_e2b("alice", Quotas::default()).unwrap().0;
+    let create = async |daemon: &Daemon, timeout: u64| {
+        let body = json!({ "templateID": "base", "timeout": timeout });
+        let made = ask(daemon, Some(&key), "POST", "/sandboxes", body, &[]).await.expect(201);
+        format!("/sandboxes/{}", made["sandboxID"].as_str().unwrap())
+    };
+    // Looked at only after those whose time is up had theirs.
+    let is_there = async |daemon: &Daemon, path: &str| {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        ask(daemon, Some(&key), "GET", path, Value::Null, &[]).await.status == 200
+    };
+    let long = create(&daemon, 600).await;
+    let daemon = daemon.restart_with(clock_set_by(1)).await;
+    assert!(is_there(&daemon, &long).await, "a day that did not pass ended it");
+    let short = create(&daemon, 1).await;
+    let daemon = daemon.restart_with(clock_set_by(-1)).await;
+    let ends = Instant::now() + Duration::from_secs(10);
+    while is_there(&daemon, &short).await {
+        assert!(Instant::now() < ends, "a day that comes again is given to it");
+    }
+    assert!(is_there(&daemon, &long).await);
+    // Control: by the wall clock alone, as records of before have it, the same jump does end it.
+    let of_before = |note: &mut Value| {
+        note.as_object_mut().unwrap().remove("end_moment").expect("it is written");
+        clock_set_by(1)(note);
+    };
+    let daemon = daemon.restart_with(of_before).await;
+    assert!(!is_there(&daemon, &long).await);
 }
 
 #[tokio::test]

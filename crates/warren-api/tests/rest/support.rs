@@ -15,7 +15,7 @@ use warren::layers::Layers;
 use warren::template::Templates;
 use warren::{DefaultSandboxManager, PoolConfig, SandboxManagerConfig};
 use warren_api::audit::{Audit, Limits};
-use warren_api::journal::MemoryJournal;
+use warren_api::journal::{Journal as _, MemoryJournal};
 use warren_api::keys::{Keys, Quotas};
 use warren_api::{Api, Options, Peer, rest};
 
@@ -140,6 +140,19 @@ impl Daemon {
     pub(crate) async fn restart(self) -> Self {
         self.api.stop().await;
         Self::over(self.backend, self.manager, self.state, self.journal, self.audit).await
+    }
+
+    /// Ends it and starts it anew, with what `change` makes of what E2B's clients were told of each sandbox.
+    pub(crate) async fn restart_with(self, change: impl Fn(&mut Value)) -> Self {
+        self.api.stop().await;
+        let (_, notes) = self.journal.load().await.expect("notes");
+        let of_e2b = notes.into_iter().filter(|(name, _)| name.starts_with("e2b/sandbox/"));
+        let changed = of_e2b.map(|(name, mut note)| {
+            change(&mut note);
+            (name, Some(note))
+        });
+        self.journal.record(Vec::new(), changed.collect()).await.expect("written");
+        self.restart().await.speak_e2b().await
     }
 
     /// Has it speak E2B, with what the journal has of it.

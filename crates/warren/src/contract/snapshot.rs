@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::{Base, FileKind, Result, SandboxError, SandboxId, SandboxSpec};
+use crate::clock::BootMoment;
 use crate::layers::Held;
 
 /// How long a name or a label may be.
@@ -78,6 +79,9 @@ pub struct Snapshot {
     /// When it is forgotten, if ever.
     #[serde(default)]
     pub expires_at: Option<DateTime<Utc>>,
+    /// The same by the clock that counts while the host it was taken on runs, whoever sets the other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_moment: Option<BootMoment>,
     /// Bytes in the files of all that was written.
     pub bytes: u64,
     /// Bytes in the files that no snapshot before it had.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use chrono::Utc;
 use tokio::time::Instant;
 use warren::SandboxSession;
+use warren::clock::Clocks;
 
 use super::super::record::{OnTimeout, PauseMode, Record, State};
 use super::wire::MetricView;
@@ -236,8 +237,6 @@ pub(super) fn lease(record: &mut Record, timeout_s: u64) -> Result<(), ApiError>
     if timeout_s > MAX_TIMEOUT_S {
         return Err(bad_request(format!("timeout cannot be greater than {MAX_TIMEOUT_S} seconds")));
     }
-    let time = i64::try_from(timeout_s).map(chrono::TimeDelta::seconds);
-    record.end_at = Utc::now() + time.unwrap_or_default();
-    record.timeout_s = timeout_s;
+    record.lease(timeout_s, &Clocks::now());
     Ok(())
 }

@@ -13,7 +13,6 @@ pub(crate) mod wire;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use axum::Router;
@@ -27,6 +26,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use warren::SandboxError;
+use warren::clock::Clocks;
 
 pub use sandboxes::spec;
 
@@ -83,8 +83,7 @@ fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Live {
     fn new(record: Record) -> Self {
-        let left = record.end_at.signed_duration_since(chrono::Utc::now());
-        let deadline = Instant::now() + left.to_std().unwrap_or(Duration::ZERO);
+        let deadline = Instant::now() + record.left(&Clocks::now());
         Self {
             id: record.id(),
             record: Mutex::new(record),

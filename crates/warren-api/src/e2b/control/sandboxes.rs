@@ -258,6 +258,7 @@ impl Control {
             traffic_token,
             started_at: now,
             end_at: now,
+            end_moment: None,
             timeout_s,
             on_timeout,
             auto_resume,

@@ -9,7 +9,6 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 
 use chrono::{DateTime, Utc};
 use rustix::process::{Pid, PidfdFlags};
@@ -17,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use warren_init::protocol;
 use warren_sys::socket;
 
+pub(crate) use crate::clock::boot_id;
 use crate::{Base, Result, SandboxError, SandboxId};
 
 /// The name of the socket in a sandbox's directory.
@@ -106,17 +106,6 @@ impl Anchor {
         let own = fs::read_to_string(format!("/proc/{}/cgroup", self.pid)).unwrap_or_default();
         self.groups.is_empty() || own.contains(&super::groups::name(id))
     }
-}
-
-/// Returns what tells one run of the host from another.
-pub(crate) fn boot_id() -> io::Result<String> {
-    // The same for as long as this process can live.
-    static KNOWN: OnceLock<String> = OnceLock::new();
-    if let Some(known) = KNOWN.get() {
-        return Ok(known.clone());
-    }
-    let read = fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
-    Ok(KNOWN.get_or_init(|| read).clone())
 }
 
 /// Returns when a process was started, in ticks since the host was.
