@@ -278,7 +278,8 @@ async fn the_matrix_has_every_call_of_the_control_plane() {
 /// Has the wall clock be so much later than it was when a record was written.
 fn clock_set_by(days: i64) -> impl Fn(&mut Value) {
     move |note| {
-        let end: DateTime<Utc> = note["end_at"].as_str().unwrap().parse().unwrap();
+        let end = note["end_at"].as_str().expect("a time").parse::<DateTime<Utc>>();
+        let end = end.expect("a time");
         note["end_at"] = json!(end - TimeDelta::days(days));
     }
 }
