@@ -192,21 +192,55 @@ pub(crate) fn require(features: &[Feature]) {
 
 /// Runs one test on a host of its own turn, and compares the host with before.
 pub(crate) fn check(column: &'static Column, name: &str, test: fn(&Host)) {
-    let records = Path::new(env!("CARGO_TARGET_TMPDIR")).join("hostile").join(column.name);
-    let record = records.join(name);
-    let _ = fs::remove_file(&record);
-    require(&[Feature::Root, Feature::Compiler, Feature::UserNamespaces, Feature::Seccomp]);
+    let record = column.forget(name);
+    let turn = take_turn();
     let host = Host::prepare(column);
     test(&host);
     host.assert_unchanged();
-    // For `ci/isolation`: whoever got so far was contained, or says what of it is not promised.
-    let gaps = host.gaps.borrow();
-    let verdict = match gaps.as_slice() {
-        [] => "contained".to_owned(),
-        gaps => format!("not promised: {}", gaps.join(", ")),
+    host.note(&record);
+    drop((host, turn));
+}
+
+/// Runs one test for several columns at the same time, for what mostly waits.
+pub(crate) fn check_at_once(columns: &[&'static Column], name: &str, test: fn(&Host)) {
+    let records: Vec<_> = columns.iter().map(|column| column.forget(name)).collect();
+    let turn = take_turn();
+    let hosts: Vec<_> = columns.iter().map(|column| Host::prepare(column)).collect();
+    let run = |host: Host| {
+        thread::spawn(move || {
+            test(&host);
+            host
+        })
     };
-    fs::create_dir_all(records).unwrap();
-    fs::write(record, format!("{verdict}\n")).unwrap();
+    let running: Vec<_> = hosts.into_iter().map(run).collect();
+    // A host whose turn is over ends all that is left: none before the last.
+    let done: Vec<_> = running.into_iter().map(thread::JoinHandle::join).collect();
+    let failed = |why| std::panic::resume_unwind(why);
+    let hosts: Vec<_> = done.into_iter().map(|host| host.unwrap_or_else(failed)).collect();
+    for (host, record) in hosts.iter().zip(&records) {
+        host.assert_unchanged();
+        host.note(record);
+    }
+    drop((hosts, turn));
+}
+
+impl Column {
+    /// Forgets that a test passed, and returns where that is noted.
+    fn forget(&self, name: &str) -> PathBuf {
+        require(&[Feature::Root, Feature::Compiler, Feature::UserNamespaces, Feature::Seccomp]);
+        let records = Path::new(env!("CARGO_TARGET_TMPDIR")).join("hostile").join(self.name);
+        fs::create_dir_all(&records).unwrap();
+        let record = records.join(name);
+        let _ = fs::remove_file(&record);
+        record
+    }
+}
+
+/// Waits until nobody else's test runs on this host, for as long as this is held.
+fn take_turn() -> File {
+    let turn = File::create("/var/tmp/.warren-hostile.lock").unwrap();
+    turn.lock().unwrap();
+    turn
 }
 
 /// Builds the probe once per version of its source and returns where it is.
@@ -234,18 +268,15 @@ pub(crate) struct Host {
     /// Ours alone, outside of everything that a sandbox is given by default; world-readable.
     dir: tempfile::TempDir,
     before: Remains,
-    _turn: File,
 }
 
 impl Host {
     fn prepare(column: &'static Column) -> Self {
-        let turn = File::create("/var/tmp/.warren-hostile.lock").unwrap();
-        turn.lock().unwrap();
         rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
         let dir = tempfile::Builder::new().prefix("hostile-").tempdir_in("/var/tmp").unwrap();
         set_mode(dir.path(), 0o755);
         let (gaps, before) = (RefCell::default(), Remains::default());
-        let mut host = Self { column, gaps, dir, before, _turn: turn };
+        let mut host = Self { column, gaps, dir, before };
         let binary = std::env::var_os("WARREN_BIN").unwrap_or(env!("CARGO_BIN_EXE_warren").into());
         for (name, from) in [("warren", PathBuf::from(binary)), ("probe", built_probe())] {
             // A link where one can be: what is tested is large, and there are hundreds of tests.
@@ -397,6 +428,16 @@ impl Host {
     /// The host as root in a mount namespace of its own, for attempts that would harm the host.
     pub(crate) fn bare_mounts(&self) -> Place<'_> {
         self.bare_root().around(["unshare", "--mount"])
+    }
+
+    /// Notes for `ci/isolation` that whoever got so far was contained, or what of it is not promised.
+    fn note(&self, record: &Path) {
+        let gaps = self.gaps.borrow();
+        let verdict = match gaps.as_slice() {
+            [] => "contained".to_owned(),
+            gaps => format!("not promised: {}", gaps.join(", ")),
+        };
+        fs::write(record, format!("{verdict}\n")).unwrap();
     }
 
     fn assert_unchanged(&self) {

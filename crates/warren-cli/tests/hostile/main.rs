@@ -51,6 +51,18 @@ macro_rules! hostile_by_linux {
     };
 }
 
+/// Likewise, of what takes long because it waits: by each kind of backend, all at the same time.
+macro_rules! hostile_at_once {
+    ($($name:ident),+ $(,)?) => {
+        mod at_once {
+            use crate::host::{Column, LANDLOCK, NOBODY, OCI_CRUN, OCI_RUNSC, ROOT, check_at_once};
+
+            const COLUMNS: [&Column; 5] = [&ROOT, &NOBODY, &LANDLOCK, &OCI_CRUN, &OCI_RUNSC];
+            $(#[test] fn $name() { check_at_once(&COLUMNS, stringify!($name), super::$name); })+
+        }
+    };
+}
+
 /// The other backends, a line each: the module of its tests, and who it is (`host.rs`). They try the same, once.
 macro_rules! on_each_backend {
     ($names:tt) => {

@@ -77,7 +77,6 @@ hostile_by_gvisor! {
     a_run_whose_helpers_were_killed_still_ends_and_clears_up,
     killing_init_from_outside_ends_the_run,
     a_reader_that_never_reads_holds_up_nobody,
-    a_process_that_nothing_ends_does_not_hold_up_its_client,
     huge_and_odd_arguments_get_through_or_a_clean_error,
     cpu_time_is_counted_over_all_processes,
     output_is_bytes_and_never_drives_the_callers_terminal,
@@ -97,11 +96,13 @@ mod long {
     use super::*;
     hostile_by_linux! {
         a_reader_that_never_reads_holds_up_nobody,
-        a_process_that_nothing_ends_does_not_hold_up_its_client,
         huge_and_odd_arguments_get_through_or_a_clean_error,
         cpu_time_is_counted_over_all_processes,
         wall_time_ends_a_sleeper,
         output_is_bytes_and_never_drives_the_callers_terminal,
+    }
+    hostile_at_once! {
+        a_process_that_nothing_ends_does_not_hold_up_its_client,
     }
 }
 
