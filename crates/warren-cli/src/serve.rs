@@ -71,10 +71,14 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Failure> {
     raise_open_files();
     leave_no_core();
     let (socket, listener) = Socket::bind(&config.socket, config.group.as_deref())?;
+    // Every sweep uses a thread for what blocks: so there is always one, also when no other can be started.
+    let kept = config.manager.cleanup_interval.saturating_mul(2).max(Duration::from_secs(60));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
+        .thread_keep_alive(kept)
         .build()
         .map_err(|error| Failure::system("cannot start", &error))?;
+    drop(runtime.spawn_blocking(|| ()));
     let ended = runtime.block_on(run(args, &config, keys, e2b_key.as_deref(), backends, listener));
     drop(socket);
     ended.map(|()| 0)

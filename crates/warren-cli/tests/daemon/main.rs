@@ -19,6 +19,7 @@ mod secrets;
 mod serve;
 mod service;
 mod shells;
+mod shortage;
 mod snapshots;
 mod soak;
 mod support;

@@ -304,7 +304,9 @@ impl SandboxError {
                 ProgramFault::User => {
                     "name a user of the sandbox: `user`, or `root` in profile `dev`"
                 }
-                ProgramFault::NoProcess => "raise the limit on processes, or wait for some to end",
+                ProgramFault::NoProcess => {
+                    "raise the limit on processes or memory, or wait for some to end"
+                }
                 ProgramFault::Other => return None,
             }),
             Self::PortClosed { .. } => Some(

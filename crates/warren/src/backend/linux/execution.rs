@@ -288,10 +288,11 @@ pub(crate) fn refused(id: &SandboxId, program: String, stage: Stage, errno: i32)
             return SandboxError::TooLarge { what, limit: 2 << 20 };
         }
         (Stage::Program, Errno::NOENT | Errno::NOTDIR) => ProgramFault::NotFound,
+        // Whatever is wrong then, it is not the program.
+        (Stage::Fork | Stage::Program, Errno::AGAIN | Errno::NOMEM) => ProgramFault::NoProcess,
         (Stage::Program, _) => ProgramFault::NotExecutable,
         (Stage::Workdir, _) => ProgramFault::Workdir,
         (Stage::User, _) => ProgramFault::User,
-        (Stage::Fork, Errno::AGAIN | Errno::NOMEM) => ProgramFault::NoProcess,
         (Stage::Fork | Stage::Prepare, _) => ProgramFault::Other,
     };
     SandboxError::Program { program, kind, source }

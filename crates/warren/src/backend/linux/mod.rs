@@ -594,7 +594,7 @@ impl IsolationBackend for LinuxBackend {
     }
 
     async fn inspect(&self) -> Result<Inspection> {
-        let report = self.examine().await;
+        let report = probe::examine_for_good(self).await?;
         let (persistent, snapshots) = (self.inner.runtime.is_some(), self.inner.layers.is_some());
         let capabilities = report.capabilities(self.inner.kind.name(), persistent, snapshots);
         Ok(Inspection { capabilities, findings: report.findings })

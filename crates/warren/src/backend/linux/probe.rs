@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use rustix::io::Errno;
 use serde::Serialize;
 
 use super::host::{Controller, Privilege};
@@ -70,6 +71,38 @@ impl HostReport {
 
 /// Makes a sandbox, tries every wall from inside and every limit, and removes it.
 pub(crate) async fn examine(backend: &LinuxBackend) -> HostReport {
+    try_out(backend).await.unwrap_or_else(|error| unusable(&error))
+}
+
+/// As [`examine`], for whoever remembers what was found: a host that had no process, memory or time to spare just now is an
+/// error, and not one that lacks everything from now on.
+pub(crate) async fn examine_for_good(backend: &LinuxBackend) -> Result<HostReport> {
+    match try_out(backend).await {
+        Err(error) if passes(&error) => Err(error),
+        done => Ok(done.unwrap_or_else(|error| unusable(&error))),
+    }
+}
+
+/// Reports whether the same may well succeed in a moment.
+fn passes(error: &SandboxError) -> bool {
+    match error {
+        SandboxError::Timeout { .. } => true,
+        SandboxError::Step { source, .. } => {
+            let scarce = [Errno::AGAIN, Errno::NOMEM, Errno::MFILE, Errno::NFILE, Errno::NOSPC];
+            scarce.iter().any(|errno| source.raw_os_error() == Some(errno.raw_os_error()))
+        }
+        _ => false,
+    }
+}
+
+/// Says that no sandbox can be made here, and why.
+fn unusable(error: &SandboxError) -> HostReport {
+    let mut report = HostReport::default();
+    report.note("sandbox", false, explained(error), fix_for(&error.to_string()));
+    report
+}
+
+async fn try_out(backend: &LinuxBackend) -> Result<HostReport> {
     let mut report = HostReport::default();
     let who = match backend.host().privilege {
         Privilege::Root => "root: each sandbox has 65536 ids of its own".to_owned(),
@@ -96,13 +129,20 @@ pub(crate) async fn examine(backend: &LinuxBackend) -> HostReport {
     let sandbox = match backend.create(&spec, &options).await {
         Ok(sandbox) => sandbox,
         Err(error) => {
-            report.note("sandbox", false, explained(&error), fix_for(&error.to_string()));
             forget();
-            return report;
+            return Err(error);
         }
     };
     report.note("sandbox", true, who, "");
-    let receipt = sandbox.verify(Extent::Walls).await.ok();
+    let receipt = match sandbox.verify(Extent::Walls).await {
+        Err(error) if passes(&error) => {
+            if sandbox.destroy().await.is_ok() {
+                forget();
+            }
+            return Err(error);
+        }
+        tried => tried.ok(),
+    };
     for (layer, of, begin) in [
         ("mounts", "filesystem", &["make", "find", "be"][..]),
         ("processes", "processes", &["read", "be"]),
@@ -153,7 +193,7 @@ pub(crate) async fn examine(backend: &LinuxBackend) -> HostReport {
         forget();
     }
     report.note("removal", removed.is_ok(), "nothing is left", "");
-    report
+    Ok(report)
 }
 
 /// Has a command fail for a call that is refused, and looks whether that is told of it.
@@ -362,6 +402,20 @@ fn fix_for(error: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn c17_what_a_host_has_none_of_just_now_is_not_taken_for_what_it_lacks() {
+        let step = |errno: Errno| SandboxError::step("clone", "/", errno.into());
+        for errno in [Errno::AGAIN, Errno::NOMEM, Errno::NFILE, Errno::NOSPC] {
+            assert!(passes(&step(errno)), "{errno}");
+        }
+        let after = Duration::from_secs(1);
+        assert!(passes(&SandboxError::Timeout { what: "init".to_owned(), after }));
+        for errno in [Errno::PERM, Errno::NOSYS, Errno::INVAL, Errno::USERS] {
+            assert!(!passes(&step(errno)), "control: {errno}");
+        }
+        assert!(!unusable(&step(Errno::PERM)).is_usable());
+    }
 
     #[test]
     fn only_a_socket_or_an_unbounded_pipe_takes_cores() {
