@@ -130,11 +130,15 @@ fn files(notes: &mut Notes, probe: &Probe) {
     notes.note("device node", made);
 }
 
-/// Opens a file and, for reading, takes a byte: one that seems empty tells nothing.
+/// Opens a file and, for reading, takes a byte: one that seems empty tells nothing, and what is written to the device that
+/// stands for what is masked goes nowhere.
 fn open_and_read(path: &CStr, flags: OFlags) -> Result<(), Errno> {
     let file = rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?;
     if flags.contains(OFlags::WRONLY) {
-        return Ok(());
+        let found = rustix::fs::fstat(&file)?;
+        let is_device = rustix::fs::FileType::from_raw_mode(found.st_mode).is_char_device();
+        let is_null = is_device && found.st_rdev == rustix::fs::makedev(1, 3);
+        return if is_null { Err(Errno::NODATA) } else { Ok(()) };
     }
     match rustix::io::read(&file, &mut [0; 1])? {
         0 => Err(Errno::NODATA),
@@ -295,4 +299,23 @@ fn privileges(notes: &mut Notes) {
     notes.asked("user namespace of its own", Guarded::UserNamespace.ask());
     // Last: whoever may would be traced from here on.
     notes.asked("ptrace", Guarded::Ptrace.ask());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_masked_can_be_neither_read_nor_written() {
+        for flags in [OFlags::RDONLY, OFlags::WRONLY] {
+            assert_eq!(open_and_read(c"/dev/null", flags), Err(Errno::NODATA));
+            let name = format!("/tmp/warren-probe-{}-{}", std::process::id(), flags.bits());
+            std::fs::write(&name, "x").unwrap();
+            let path = std::ffi::CString::new(name.as_str()).unwrap();
+            let got = open_and_read(&path, flags);
+            std::fs::remove_file(&name).unwrap();
+            assert_eq!(got, Ok(()), "control: a file that is there");
+        }
+        assert_eq!(open_and_read(c"/dev/zero", OFlags::WRONLY), Ok(()), "control: another device");
+    }
 }
