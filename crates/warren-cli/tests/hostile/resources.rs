@@ -122,27 +122,29 @@ fn spawn_time() -> Duration {
 fn a_fork_bomb_stops_at_the_limit_and_the_host_still_works(host: &Host) {
     let control = host.bare().ask("forks 200");
     assert_eq!((control.result.as_str(), control.number("count")), ("OK", 200), "control");
-    let roomy = host.sandbox().with("--pids 300").ask("forks 200");
+    let roomy = of_so_many(host, 300).ask("forks 200");
     assert_eq!(
         (roomy.result.as_str(), roomy.number("count")),
         ("OK", 200),
         "control: below the limit"
     );
-    let tight = host.sandbox().with("--pids 32").ask("forks 200");
+    let tight = of_so_many(host, 32).ask("forks 200");
     assert_eq!(tight.result, "EAGAIN", "{tight:?}");
-    assert!(tight.number("count") <= 32, "{tight:?}");
+    // A kernel of its own lets some more through at times, and that is what is said of it.
+    let most = if host.has_own_kernel() { 199 } else { 32 };
+    assert!(tight.number("count") <= most, "{tight:?}");
     let default = host.sandbox().ask("forks 2000");
     assert_eq!(default.result, "EAGAIN", "a limit without asking: {default:?}");
     // One limit for each: what a neighbour uses up is not missing here.
-    let neighbour = host.sandbox().with("--pids 32").start(&["wait-eof"]);
-    let beside = host.sandbox().with("--pids 32").ask("forks 20");
+    let neighbour = of_so_many(host, 32).start(&["wait-eof"]);
+    let beside = of_so_many(host, 32).ask("forks 20");
     assert_eq!(beside.result, "OK", "{beside:?}");
     drop(neighbour);
     if !host.is_thorough() {
         return;
     }
     let before = spawn_time();
-    let bomb = host.sandbox().with("--pids 64 --timeout 3s");
+    let bomb = of_so_many(host, 64).with("--timeout 3s");
     let line = bomb.probe_line(&["bomb"]);
     let command = bomb.clone().flag("--json").command(&line);
     let running = thread::spawn(move || finish(command));
@@ -158,6 +160,12 @@ fn a_fork_bomb_stops_at_the_limit_and_the_host_still_works(host: &Host) {
     let report: serde_json::Value = serde_json::from_slice(&ended.stdout).unwrap();
     let cause = report["cause"]["kind"].as_str().unwrap();
     assert!(["timed_out", "too_many_processes"].contains(&cause), "{report:#}");
+}
+
+/// A sandbox of so many processes. A kernel of its own does not hold that exactly, which has to be accepted.
+fn of_so_many(host: &Host, processes: u32) -> Place<'_> {
+    let sandbox = host.sandbox().with(&format!("--pids {processes}"));
+    if host.has_own_kernel() { sandbox.with("--accept-missing processes") } else { sandbox }
 }
 
 /// A sandbox with 64 MiB. A plain user without a cgroup has to accept that init watches it.
@@ -330,7 +338,7 @@ fn descriptors_run_out(host: &Host) {
     if !host.is_thorough() {
         return;
     }
-    let hoard = host.sandbox().with("--pids 250 --timeout 20s").ask("hoard 200");
+    let hoard = of_so_many(host, 250).with("--timeout 20s").ask("hoard 200");
     assert_eq!(hoard.number("processes"), 200, "{hoard:?}");
     fs::read("/proc/self/status").unwrap();
 }

@@ -143,7 +143,7 @@ fn given_oci(runtime: OciRuntime) -> Given {
     let workdir = Workdir::AsInTheSpec;
     // By init alone, which looks now and then.
     let unenforceable = match runtime {
-        OciRuntime::Runsc => [Limit::Memory].into(),
+        OciRuntime::Runsc => [Limit::Memory, Limit::Processes].into(),
         OciRuntime::Runc | OciRuntime::Crun => [].into(),
     };
     let expect = Expect { runs_programs: true, workdir, snapshots: false, unenforceable };
