@@ -250,6 +250,15 @@ pub(super) fn append_event(
 
 pub(super) fn events_after(db: &Connection, id: i64, limit: u32) -> Result<Vec<Event>, StoreError> {
     let failed = failure("read");
+    // They begin at 1. One with another number comes after nothing, and would be missed without a word.
+    let lost = db
+        .prepare_cached("SELECT min(id) FROM events")
+        .and_then(|mut first| first.query_row([], |row| row.get::<_, Option<i64>>(0)))
+        .map_err(&failed)?
+        .filter(|first| *first < 1);
+    if let Some(number) = lost {
+        return Err(unreadable("events", &number.to_string(), "no event has that number"));
+    }
     let sql = "SELECT id, at, kind, sandbox_id, session_id, client_id, detail, sum \
                FROM events WHERE id > ? ORDER BY id LIMIT ?";
     let mut query = db.prepare_cached(sql).map_err(&failed)?;
@@ -447,9 +456,11 @@ mod tests {
         };
         assert_eq!(append_event(&db, &event, 10).unwrap(), 1);
         assert_eq!(events_after(&db, 0, 10).unwrap(), [Event { id: 1, event }], "control");
-        db.execute_batch("UPDATE events SET id = 3").unwrap();
-        let error = events_after(&db, 0, 10).unwrap_err().to_string();
-        assert!(error.contains("row `3` of events"), "{error}");
+        for number in [3, 0, -1] {
+            db.execute_batch(&format!("UPDATE events SET id = {number}")).unwrap();
+            let error = events_after(&db, 0, 10).unwrap_err().to_string();
+            assert!(error.contains(&format!("row `{number}` of events")), "{error}");
+        }
     }
 
     #[test]
