@@ -1,5 +1,7 @@
 //! What is printed about the program itself.
 
+use std::process::{Command, Stdio};
+
 use crate::support::{directory, outcome, shell, warren};
 
 #[test]
@@ -35,6 +37,19 @@ fn help_that_is_not_read_to_its_end_is_no_error() {
         let seen = shell(&format!("$WARREN {command} | true; echo ${{PIPESTATUS[0]}}"));
         assert_eq!((seen.stdout.as_str(), seen.stderr.as_str()), ("0\n", ""), "{command}");
     }
+}
+
+#[test]
+fn doctor_says_what_to_do_where_there_are_no_user_namespaces() {
+    let none = "echo 0 > /proc/sys/user/max_user_namespaces; exec \"$@\"";
+    let mut command = Command::new("unshare");
+    command.args(["-Ur", "sh", "-ec", none, "sh", env!("CARGO_BIN_EXE_warren"), "doctor"]);
+    let seen = outcome(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()));
+    let (_, linux) = seen.stdout.split_once("\nlinux:\n").unwrap_or_else(|| panic!("{seen:?}"));
+    let mut lines = linux.lines().skip_while(|line| !line.starts_with("sandbox"));
+    let [found, fix] = [lines.next().unwrap(), lines.next().unwrap()];
+    assert!(found.contains("user.max_user_namespaces is 0"), "{seen:?}");
+    assert!(fix.contains("fix:") && fix.contains("user.max_user_namespaces"), "{seen:?}");
 }
 
 #[test]

@@ -506,6 +506,11 @@ impl LinuxBackend {
         probe::examine(self).await
     }
 
+    fn capabilities_by(&self, report: &HostReport) -> BackendCapabilities {
+        let (persistent, snapshots) = (self.inner.runtime.is_some(), self.inner.layers.is_some());
+        report.capabilities(self.inner.kind.name(), persistent, snapshots)
+    }
+
     fn host(&self) -> &Host {
         &self.inner.host
     }
@@ -590,14 +595,13 @@ impl IsolationBackend for LinuxBackend {
     }
 
     async fn probe(&self) -> Result<BackendCapabilities> {
-        Ok(self.inspect().await?.capabilities)
+        Ok(self.capabilities_by(&probe::examine_for_good(self).await?))
     }
 
     async fn inspect(&self) -> Result<Inspection> {
-        let report = probe::examine_for_good(self).await?;
-        let (persistent, snapshots) = (self.inner.runtime.is_some(), self.inner.layers.is_some());
-        let capabilities = report.capabilities(self.inner.kind.name(), persistent, snapshots);
-        Ok(Inspection { capabilities, findings: report.findings })
+        // Whatever it was that could not be done: whoever looks is told what to do about it.
+        let report = self.examine().await;
+        Ok(Inspection { capabilities: self.capabilities_by(&report), findings: report.findings })
     }
 
     fn next_id(&self, spec: &SandboxSpec, base: &Base) -> Option<SandboxId> {
