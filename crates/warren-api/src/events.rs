@@ -138,6 +138,8 @@ struct Log {
     last: u64,
     own_last: HashMap<String, u64>,
     known: HashMap<String, Known>,
+    /// How many of them have not ended, by their sandboxes; those without are not in it.
+    living: HashMap<SandboxId, usize>,
     clock: u64,
 }
 
@@ -195,6 +197,9 @@ impl Events {
             } else if let Some(session) = name.strip_prefix(SESSION)
                 && let Ok(known) = Known::deserialize(value)
             {
+                if known.state != SessionState::Terminated {
+                    *log.living.entry(known.sandbox.clone()).or_default() += 1;
+                }
                 log.known.insert(session.to_owned(), known);
             }
         }
@@ -328,7 +333,10 @@ impl Log {
         if session.state == SessionState::Terminated {
             return before.and_then(|_| self.end(id));
         }
-        let is_first = !self.has_sessions(&session.sandbox_id);
+        let is_first = !self.living.contains_key(&session.sandbox_id);
+        if before.is_none() {
+            *self.living.entry(session.sandbox_id.clone()).or_default() += 1;
+        }
         let known = Known {
             state: session.state,
             sandbox: session.sandbox_id.clone(),
@@ -358,17 +366,14 @@ impl Log {
         known.state = SessionState::Terminated;
         let (sandbox, client_id) = (known.sandbox.clone(), known.client_id.clone());
         self.push(EventKind::SessionEnded, &sandbox, Some(id), &client_id);
-        if self.has_sessions(&sandbox) {
+        let left = self.living.get_mut(&sandbox)?;
+        *left -= 1;
+        if *left > 0 {
             return None;
         }
+        self.living.remove(&sandbox);
         self.push(EventKind::SandboxDestroyed, &sandbox, None, &client_id);
         Some(sandbox)
-    }
-
-    fn has_sessions(&self, sandbox: &SandboxId) -> bool {
-        self.known
-            .values()
-            .any(|known| known.state != SessionState::Terminated && known.sandbox == *sandbox)
     }
 
     fn push(&mut self, kind: EventKind, sandbox: &SandboxId, session: Option<&str>, owner: &str) {

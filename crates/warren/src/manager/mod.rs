@@ -670,9 +670,7 @@ impl Inner {
             };
             let default = registry.default.clone().filter(|_| options.preferred_id.is_none());
             let default = default.map(|id| (id, Join::Any));
-            let kept = registry.sessions_of(client).filter(|held| {
-                held.kept && held.shown.state == SessionState::Detached && !options.require_fresh
-            });
+            let kept = registry.kept_for(client).filter(|_| !options.require_fresh);
             let kept = kept.map(|held| {
                 (held.shown.sandbox_id.clone(), Join::Kept(held.shown.session_id.clone()))
             });

@@ -143,13 +143,21 @@ pub(super) struct Unreachable {
     pub(super) sessions: Vec<SessionRecord>,
 }
 
+/// The sessions of one client, by their ids.
+#[derive(Debug, Default)]
+struct Client {
+    all: BTreeSet<String>,
+    /// Those that are kept for it to take up again: each that it acquires asks for them, and it may have thousands.
+    kept: BTreeSet<String>,
+}
+
 /// Every sandbox and session.
 #[derive(Debug, Default)]
 pub(super) struct Registry {
     pub(super) sandboxes: Sandboxes,
     pub(super) sessions: BTreeMap<String, Held>,
     /// The ids of each client's sessions.
-    clients: BTreeMap<String, BTreeSet<String>>,
+    clients: BTreeMap<String, Client>,
     pub(super) default: Option<SandboxId>,
     pub(super) ledger: Ledger,
     /// What the store is to forget and could not be told yet.
@@ -238,8 +246,9 @@ impl Registry {
         let held = self.sessions.remove(session_id)?;
         let client = &held.shown.client_id;
         if let Some(sessions) = self.clients.get_mut(client) {
-            sessions.remove(session_id);
-            if sessions.is_empty() {
+            sessions.all.remove(session_id);
+            sessions.kept.remove(session_id);
+            if sessions.all.is_empty() {
                 self.clients.remove(client);
             }
         }
@@ -256,11 +265,15 @@ impl Registry {
     /// Adds a session, or changes one. Work that began meanwhile stays counted.
     pub(super) fn put_session(&mut self, mut held: Held) {
         let id = held.shown.session_id.clone();
+        let client = self.clients.entry(held.shown.client_id.clone()).or_default();
+        match held.waits_for_its_client() {
+            true => client.kept.insert(id.clone()),
+            false => client.kept.remove(&id),
+        };
         match self.sessions.get(&id) {
             Some(old) => (held.busy, held.running) = (old.busy, old.running),
             None => {
-                let client = held.shown.client_id.clone();
-                self.clients.entry(client).or_default().insert(id.clone());
+                client.all.insert(id.clone());
                 if let Some(mut entry) = self.sandboxes.get_mut(&held.shown.sandbox_id) {
                     entry.sessions.push(id.clone());
                 }
@@ -277,7 +290,13 @@ impl Registry {
 
     /// Returns the sessions of a client.
     pub(super) fn sessions_of(&self, client: &str) -> impl Iterator<Item = &Held> {
-        let ids = self.clients.get(client).into_iter().flatten();
+        let ids = self.clients.get(client).into_iter().flat_map(|client| &client.all);
+        ids.filter_map(|id| self.sessions.get(id))
+    }
+
+    /// Returns those of them that are kept for it to take up again.
+    pub(super) fn kept_for(&self, client: &str) -> impl Iterator<Item = &Held> {
+        let ids = self.clients.get(client).into_iter().flat_map(|client| &client.kept);
         ids.filter_map(|id| self.sessions.get(id))
     }
 

@@ -113,6 +113,11 @@ impl Held {
         Self { kept: true, ..self.clone() }
     }
 
+    /// Reports whether it is there for its client to take up again.
+    pub(super) fn waits_for_its_client(&self) -> bool {
+        self.kept && self.shown.state == SessionState::Detached
+    }
+
     /// Notes that the client did something just now.
     pub(super) fn touch(&mut self) {
         self.shown.last_active_at = Utc::now();
