@@ -171,6 +171,7 @@ pub(crate) struct Patient<S: Connection> {
     stream: S,
     hangup: Hangup,
     stalled: Option<Pin<Box<Sleep>>>,
+    is_wide: bool,
     lingering: Option<Pin<Box<Sleep>>>,
     thrown_away: usize,
 }
@@ -178,7 +179,7 @@ pub(crate) struct Patient<S: Connection> {
 impl<S: Connection> Patient<S> {
     pub(crate) fn new(stream: S) -> Self {
         let hangup = Hangup::default();
-        Self { stream, hangup, stalled: None, lingering: None, thrown_away: 0 }
+        Self { stream, hangup, stalled: None, is_wide: false, lingering: None, thrown_away: 0 }
     }
 
     /// Finds out which HTTP the other end wants to speak.
@@ -200,6 +201,11 @@ impl<S: Connection> Patient<S> {
         if written.is_ready() {
             self.stalled = None;
             return written;
+        }
+        if !self.is_wide {
+            // Only now: most connections never have so much to say.
+            self.is_wide = true;
+            self.stream.widen();
         }
         let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(STALL)));
         ready!(stalled.as_mut().poll(cx));

@@ -38,10 +38,16 @@ const MAX_STREAMS: u32 = 100;
 /// How long to wait when the host has nothing left for a connection.
 const BREATHER: Duration = Duration::from_millis(100);
 
+/// How much may be under way to a client on the same host that is sent more than fits the usual size.
+const SEND_BUFFER: usize = 512 << 10;
+
 /// What a connection is read and written by.
 pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send + 'static {
     /// Has the other end see, when this is dropped, that it was cut off and did not just end.
     fn reset(&self) {}
+
+    /// Lets more be under way to the other end, if that can be.
+    fn widen(&self) {}
 
     /// Finds out which HTTP the other end wants to speak.
     fn agree(&mut self) -> impl Future<Output = io::Result<Version>> + Send {
@@ -49,7 +55,12 @@ pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send + 'static {
     }
 }
 
-impl Connection for UnixStream {}
+impl Connection for UnixStream {
+    fn widen(&self) {
+        // The usual size holds less than one piece of a log, and each is then sent in turns with whoever reads.
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(self, SEND_BUFFER);
+    }
+}
 
 #[cfg(test)]
 impl Connection for tokio::io::DuplexStream {}

@@ -18,8 +18,10 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
+use rustix::buffer::spare_capacity;
 use rustix::fs::{FallocateFlags, fallocate, fstat};
 use rustix::io::{Errno, pread, pwrite};
+use rustix::pipe::{SpliceFlags, splice};
 use serde::{Deserialize, Serialize};
 
 use crate::protocol::Ended;
@@ -142,6 +144,41 @@ impl Log {
             let _ = self.write_head();
             return Room::Full;
         }
+        self.give_way()
+    }
+
+    /// Returns how many bytes of a stream can be [moved](Self::splice): none where they begin a run, which is
+    /// noted before its bytes and only if there are any; none where the next would be one too many, so
+    /// that whoever reads it finds out whether there is one.
+    pub fn room_to_splice(&self, stream: Stream) -> u64 {
+        match self.overflow {
+            _ if self.head.cut || self.last != Some(stream) => 0,
+            Overflow::End => self.limit - self.written,
+            Overflow::Forget => u64::MAX,
+        }
+    }
+
+    /// Moves bytes of a stream from a pipe, at most as many as there is [room](Self::room_to_splice) for;
+    /// none when the pipe is closed.
+    ///
+    /// The kernel takes them from the pipe's own pages, so that they are copied once and not twice. What
+    /// could not be written is still in the pipe. See splice(2).
+    pub fn splice(
+        &mut self,
+        stream: Stream,
+        pipe: impl AsFd,
+        most: usize,
+    ) -> Result<(usize, Room), Errno> {
+        let room = usize::try_from(self.room_to_splice(stream)).unwrap_or(usize::MAX);
+        let mut at = DATA + self.written;
+        let length =
+            splice(pipe, None, &self.file, Some(&mut at), most.min(room), SpliceFlags::NONBLOCK)?;
+        self.written += length as u64;
+        Ok((length, self.give_way()))
+    }
+
+    /// Has the oldest bytes give way where they are to.
+    fn give_way(&mut self) -> Room {
         if self.overflow == Overflow::Forget && self.forget().is_err() {
             // What cannot be given back is not taken: the disk is the host's.
             self.head.cut = true;
@@ -318,9 +355,17 @@ pub fn read(
     max: usize,
 ) -> io::Result<Vec<Piece>> {
     let end = size.min(offset.saturating_add(max as u64));
-    let mut buffer = vec![0; usize::try_from(end.saturating_sub(offset)).unwrap_or(0)];
-    let length = read_full(&file, &mut buffer, DATA + offset)?;
-    buffer.truncate(length);
+    let wanted = usize::try_from(end.saturating_sub(offset)).unwrap_or(0);
+    // Not filled with zeroes first: of a stream as fast as memory that is one more pass over all of it.
+    let mut buffer = Vec::with_capacity(wanted);
+    while buffer.len() < wanted {
+        let at = DATA + offset + buffer.len() as u64;
+        if pread(&file, spare_capacity(&mut buffer), at)? == 0 {
+            break;
+        }
+    }
+    // An allocation may be larger than was asked for; whose bytes those beyond `size` are is not known.
+    buffer.truncate(wanted);
     let mut pieces: Vec<Piece> = Vec::new();
     let mut at = offset;
     while !buffer.is_empty() {
@@ -459,6 +504,45 @@ mod tests {
         let bytes = block.iter().cycle().skip(usize::try_from(skipped).unwrap());
         let expected: Vec<u8> = bytes.take(usize::try_from(kept_bytes).unwrap()).copied().collect();
         assert!(kept[0].bytes == expected);
+    }
+
+    fn full_pipe(bytes: &[u8]) -> OwnedFd {
+        let (from, to) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
+        assert_eq!(rustix::io::write(&to, bytes).unwrap(), bytes.len());
+        from
+    }
+
+    #[test]
+    fn what_is_moved_from_a_pipe_ends_at_the_limit_and_goes_on_only_with_a_run_that_has_begun() {
+        let (ours, theirs) = file();
+        let mut log = Log::new(theirs, Some(6), Overflow::End);
+        let pipe = full_pipe(b"bcdefgh");
+        assert_eq!(log.room_to_splice(Stream::Stdout), 0, "no run");
+        log.append(Stream::Stderr, b"a");
+        assert_eq!(log.room_to_splice(Stream::Stdout), 0, "the run of another");
+        assert_eq!(log.splice(Stream::Stderr, &pipe, 2), Ok((2, Room::Left)));
+        assert_eq!(log.splice(Stream::Stderr, &pipe, 1 << 20), Ok((3, Room::Left)));
+        assert_eq!(text(&all(&ours, 0)), [(0, Stream::Stderr, "abcdef".to_owned())]);
+        assert_eq!((log.room_to_splice(Stream::Stderr), head(&ours).unwrap().cut), (0, false));
+        let mut left = [0; 8];
+        assert_eq!(rustix::io::read(&pipe, &mut left), Ok(2), "what there is no room for stays");
+        assert_eq!(log.append(Stream::Stderr, &left[..2]), Room::Full);
+        assert_eq!((size(&ours).unwrap(), head(&ours).unwrap().cut), (6, true));
+    }
+
+    #[test]
+    fn what_is_moved_from_a_pipe_has_the_oldest_bytes_give_way() {
+        let (ours, theirs) = file();
+        let mut log = Log::new(theirs, Some(64 << 10), Overflow::Forget);
+        log.append(Stream::Stdout, b"a");
+        for _ in 0..10 {
+            let pipe = full_pipe(&[b'b'; 60_000]);
+            assert_eq!(log.splice(Stream::Stdout, &pipe, 1 << 20), Ok((60_000, Room::Left)));
+        }
+        let (head, size) = (head(&ours).unwrap(), size(&ours).unwrap());
+        assert_eq!((size, head.cut), (600_001, false));
+        assert!(size - head.kept_from < 300_000, "{} are forgotten", head.kept_from);
+        assert!(all(&ours, head.kept_from).iter().all(|p| p.bytes.iter().all(|b| *b == b'b')));
     }
 
     #[test]

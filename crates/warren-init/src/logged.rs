@@ -5,7 +5,9 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use rustix::io::{Errno, ioctl_fionbio, read, write};
@@ -18,10 +20,14 @@ use crate::protocol::denied::Denials;
 use crate::protocol::{Ended, ExecEvent, Input};
 use crate::terminal::{self, Terminal};
 
-/// How much is moved at once.
+/// How much is read at once.
 const CHUNK: usize = 128 * 1024;
-/// The pipe of a stream, where the kernel lets it be that large.
-const PIPE: usize = 256 * 1024;
+/// The pipe of a stream that floods, where the kernel lets it be that large.
+const PIPE: usize = 1024 * 1024;
+/// A stream floods that brings so much in so short a time.
+const FLOOD: (usize, Duration) = (64 * 1024, Duration::from_millis(1));
+/// How long what floods is left to gather.
+const REST: Duration = Duration::from_micros(200);
 /// How much input waits here for the command to read it.
 const MAX_PENDING: usize = 64 * 1024;
 /// More than a pipe can hold, so that reading this much reads all that was there.
@@ -47,6 +53,56 @@ pub(crate) struct Logged {
 struct Sink {
     from: OwnedFd,
     stream: Stream,
+    flow: Flow,
+    /// How much came since when, if it is known.
+    came: usize,
+    since: Option<Instant>,
+    /// Until when it is not looked at.
+    rest: Option<Instant>,
+}
+
+/// How bytes are taken from a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flow {
+    /// As they come; it is a pipe of the usual size.
+    Small,
+    /// As they come: it is no pipe, or cannot be larger.
+    Fixed,
+    /// By the kernel, from a large pipe, in which they may gather.
+    Large,
+    /// As they come, from a large pipe: the kernel does not move them.
+    Copied,
+}
+
+impl Sink {
+    fn new(from: OwnedFd, stream: Stream, flow: Flow) -> Self {
+        Self { from, stream, flow, came: 0, since: None, rest: None }
+    }
+
+    /// Notes how much came at once, and lets a stream that floods gather for a while.
+    ///
+    /// A program that writes four kilobytes at a time would wake us, and us whoever reads, for each. A
+    /// pipe that was half full when we came needs no more time.
+    fn pace(&mut self, moved: usize) {
+        self.came += moved;
+        if self.came < FLOOD.0 || self.flow == Flow::Fixed {
+            return;
+        }
+        let now = Instant::now();
+        let floods = self.since.is_some_and(|since| now - since < FLOOD.1);
+        (self.since, self.came) = (Some(now), 0);
+        if !floods {
+            return;
+        }
+        if self.flow == Flow::Small {
+            // A user has so many pages for pipes and no more; the usual size does as well.
+            let grown = fcntl_setpipe_size(&self.from, PIPE).is_ok();
+            self.flow = if grown { Flow::Large } else { Flow::Fixed };
+        }
+        if self.flow != Flow::Fixed && moved < PIPE / 2 {
+            self.rest = Some(now + REST);
+        }
+    }
 }
 
 /// Where a command's input goes.
@@ -92,7 +148,7 @@ impl Logged {
         let mut ends = Ends::default();
         if let Some(Terminal { outer, inner }) = terminal {
             ioctl_fionbio(&outer, true)?;
-            logged.sinks.push(Sink { from: outer.try_clone()?, stream: Stream::Stdout });
+            logged.sinks.push(Sink::new(outer.try_clone()?, Stream::Stdout, Flow::Fixed));
             if let Input::Stdin { first, more } = input {
                 logged.feed(outer.try_clone()?, FeedKind::Terminal, first, *more);
             }
@@ -112,11 +168,7 @@ impl Logged {
         for stream in [Stream::Stdout, Stream::Stderr] {
             let (from, to) = pipe_with(PipeFlags::CLOEXEC)?;
             ioctl_fionbio(&from, true)?;
-            if stream == Stream::Stdout {
-                // As large as it may be; the usual size does as well.
-                let _ = fcntl_setpipe_size(&from, PIPE);
-            }
-            logged.sinks.push(Sink { from, stream });
+            logged.sinks.push(Sink::new(from, stream, Flow::Small));
             ends.streams.push(to);
         }
         if *input == Input::Control {
@@ -124,7 +176,7 @@ impl Logged {
             let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
             ioctl_fionbio(&ours, true)?;
             // Last, so that everything it wrote before is in the log before.
-            logged.sinks.push(Sink { from: ours.try_clone()?, stream: Stream::Control });
+            logged.sinks.push(Sink::new(ours.try_clone()?, Stream::Control, Flow::Fixed));
             logged.feed(ours, FeedKind::Control, &[], true);
             ends.streams.push(theirs);
         }
@@ -145,14 +197,27 @@ impl Logged {
 
     /// Lists what has to be watched, in an order that [`ready`](Self::ready) knows.
     pub(crate) fn watched(&self) -> impl Iterator<Item = (BorrowedFd<'_>, PollFlags)> {
-        let sinks = self.sinks.iter().map(|sink| (sink.from.as_fd(), PollFlags::IN));
+        let sinks = self.sinks.iter().filter(|sink| sink.rest.is_none());
+        let sinks = sinks.map(|sink| (sink.from.as_fd(), PollFlags::IN));
         let feed = self.feed.iter().filter(|feed| !feed.pending.is_empty());
         sinks.chain(feed.map(|feed| (feed.to.as_fd(), PollFlags::OUT)))
     }
 
+    /// Returns when to look again, whatever happens until then.
+    pub(crate) fn rests_until(&self) -> Option<Instant> {
+        self.sinks.iter().filter_map(|sink| sink.rest).min()
+    }
+
     /// Deals with what is ready, in the order of [`watched`](Self::watched).
     pub(crate) fn ready(&mut self, mut next: impl FnMut() -> bool) -> Room {
-        let ready: Vec<bool> = self.sinks.iter().map(|_| next()).collect();
+        let rested = |until: &mut Instant| *until <= Instant::now();
+        let sinks = self.sinks.iter_mut();
+        let ready: Vec<bool> = sinks
+            .map(|sink| match sink.rest {
+                Some(_) => sink.rest.take_if(rested).is_some(),
+                None => next(),
+            })
+            .collect();
         if self.feed.as_ref().is_some_and(|feed| !feed.pending.is_empty()) && next() {
             self.push_input();
         }
@@ -163,7 +228,7 @@ impl Logged {
         let control = control.clone().any(|(sink, ready)| *ready && sink.stream == Stream::Control);
         let mut drained = Drained::default();
         let mut index = 0;
-        self.sinks.retain(|sink| {
+        self.sinks.retain_mut(|sink| {
             index += 1;
             // What it said to us comes after everything that it had written by then.
             let most = if control && sink.stream != Stream::Control { FLUSH } else { CHUNK };
@@ -180,7 +245,7 @@ impl Logged {
     /// Takes in all that the command wrote, and notes how it ended.
     pub(crate) fn end(&mut self, ended: &mut Ended) {
         let mut drained = Drained::default();
-        self.sinks.retain(|sink| drain(sink, &mut self.log, &mut drained, FLUSH));
+        self.sinks.retain_mut(|sink| drain(sink, &mut self.log, &mut drained, FLUSH));
         if drained.room == Room::Full {
             ended.stopped_by.get_or_insert(crate::protocol::StoppedBy::Output);
         }
@@ -206,8 +271,9 @@ impl Logged {
     }
 
     fn tell(&self) {
-        // One that was not read yet says it as well.
-        let _ = write(&self.notice, &1u64.to_ne_bytes());
+        // One that was not read yet says it as well; and by the largest number an eventfd is full, so that
+        // until then the next wakes nobody.
+        let _ = write(&self.notice, &(u64::MAX - 1).to_ne_bytes());
     }
 
     /// Reports whether it is told what to do, and goes on after what it was told.
@@ -291,21 +357,57 @@ struct Drained {
     room: Room,
 }
 
-/// Moves at most `most` bytes to the log; `false` when no more can come.
-fn drain(sink: &Sink, log: &mut Log, drained: &mut Drained, most: usize) -> bool {
-    let mut buffer = [0; CHUNK];
+impl Drained {
+    fn full_if(&mut self, room: Room) {
+        if room == Room::Full {
+            self.room = Room::Full;
+        }
+    }
+}
+
+/// Moves about `most` bytes to the log; `false` when no more can come.
+fn drain(sink: &mut Sink, log: &mut Log, drained: &mut Drained, most: usize) -> bool {
     let mut moved = 0;
-    while moved < most {
-        match read(&sink.from, &mut buffer) {
-            Ok(0) => return false,
-            Ok(length) => {
-                moved += length;
-                drained.moved += length;
-                if log.append(sink.stream, &buffer[..length]) == Room::Full {
-                    drained.room = Room::Full;
+    let open = take(sink, log, drained, most, &mut moved);
+    drained.moved += moved;
+    sink.pace(moved);
+    open
+}
+
+fn take(
+    sink: &mut Sink,
+    log: &mut Log,
+    drained: &mut Drained,
+    most: usize,
+    moved: &mut usize,
+) -> bool {
+    let mut buffer = [MaybeUninit::uninit(); CHUNK];
+    while *moved < most {
+        if sink.flow == Flow::Large && log.room_to_splice(sink.stream) > 0 {
+            match log.splice(sink.stream, &sink.from, PIPE) {
+                // Closed, or so this kernel says: gVisor's says it of a pipe that is empty. Reading tells.
+                Ok((0, _)) => sink.flow = Flow::Copied,
+                Ok((length, room)) => {
+                    *moved += length;
+                    drained.full_if(room);
+                    if most == CHUNK {
+                        return true;
+                    }
                 }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return true,
+                // A filter that has no such call, or a disk that is full: what reads and writes finds out.
+                Err(_) => sink.flow = Flow::Copied,
+            }
+            continue;
+        }
+        match read(&sink.from, &mut buffer) {
+            Ok(([], _)) => return false,
+            Ok((bytes, rest)) => {
+                *moved += bytes.len();
+                drained.full_if(log.append(sink.stream, bytes));
                 // The pipe is empty: what comes next is announced.
-                if length < buffer.len() && most == CHUNK {
+                if !rest.is_empty() && most == CHUNK {
                     return true;
                 }
             }
@@ -316,4 +418,152 @@ fn drain(sink: &Sink, log: &mut Log, drained: &mut Drained, most: usize) -> bool
         }
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{EventfdFlags, PollFd, Timespec, eventfd, poll};
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    use super::*;
+    use crate::log::{self, Runs};
+
+    struct Stage {
+        logged: Logged,
+        log: OwnedFd,
+        notice: OwnedFd,
+        stdout: Option<OwnedFd>,
+        stderr: OwnedFd,
+    }
+
+    fn stage(limit: Option<u64>) -> Stage {
+        let log = memfd_create("log", MemfdFlags::CLOEXEC).unwrap();
+        let notice = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let (theirs, rung) = (log.try_clone().unwrap(), notice.try_clone().unwrap());
+        let input = Input::Stdin { first: Vec::new(), more: false };
+        let (logged, ends) =
+            Logged::new("x".to_owned(), theirs, rung, &input, None, limit, Overflow::End).unwrap();
+        let [_, stdout, stderr] = <[OwnedFd; 3]>::try_from(ends.streams).unwrap();
+        Stage { logged, log, notice, stdout: Some(stdout), stderr }
+    }
+
+    impl Stage {
+        /// One turn of init's, as far as it is about this log.
+        fn turn(&mut self) -> Room {
+            let watched = self.logged.watched();
+            let mut fds: Vec<_> =
+                watched.map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)).collect();
+            let rest = self.logged.rests_until();
+            let rest = rest.map(|until| until.saturating_duration_since(Instant::now()));
+            let timeout = rest.map(|rest| Timespec::try_from(rest).unwrap());
+            poll(&mut fds, timeout.as_ref()).unwrap();
+            let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+            drop(fds);
+            let mut ready = ready.into_iter();
+            self.logged.ready(|| ready.next().unwrap())
+        }
+
+        fn read(&self, from: u64) -> Vec<log::Piece> {
+            let (mut runs, size) = (Runs::default(), log::size(&self.log).unwrap());
+            runs.extend(&self.log, size).unwrap();
+            log::read(&self.log, &runs, from, size, usize::MAX / 2).unwrap()
+        }
+    }
+
+    fn numbered(length: usize) -> Vec<u8> {
+        (0..length / 8).flat_map(|number| (number as u64).to_le_bytes()).collect()
+    }
+
+    /// Writes as most programs do, a little at a time.
+    fn flood(to: OwnedFd, bytes: Vec<u8>) -> std::thread::JoinHandle<()> {
+        std::thread::spawn(move || {
+            for chunk in bytes.chunks(4096) {
+                let mut rest = chunk;
+                while !rest.is_empty() {
+                    match write(&to, rest) {
+                        Ok(length) => rest = &rest[length..],
+                        Err(_) => return,
+                    }
+                }
+            }
+        })
+    }
+
+    #[test]
+    fn a_stream_that_floods_arrives_whole_and_is_moved_by_the_kernel_from_a_large_pipe() {
+        let mut stage = stage(None);
+        let bytes = numbered(32 << 20);
+        let writer = flood(stage.stdout.take().unwrap(), bytes.clone());
+        let mut large = false;
+        while stage.logged.sinks.len() == 2 {
+            assert_eq!(stage.turn(), Room::Left);
+            large |= stage.logged.sinks.iter().any(|sink| sink.flow == Flow::Large);
+        }
+        writer.join().unwrap();
+        assert!(large, "control: it did flood");
+        for from in [0, 1, 12_345_678] {
+            let pieces = stage.read(from as u64);
+            assert!(pieces.len() == 1 && pieces[0].bytes == bytes[from..], "from {from}");
+        }
+    }
+
+    #[test]
+    fn a_stream_that_floods_is_cut_at_exactly_the_limit() {
+        let limit = (10 << 20) + 123;
+        let mut stage = stage(Some(limit));
+        let bytes = numbered(16 << 20);
+        let writer = flood(stage.stdout.take().unwrap(), bytes.clone());
+        while stage.turn() == Room::Left {}
+        assert!(log::head(&stage.log).unwrap().cut);
+        // What comes after it is taken from the pipe and not kept.
+        while stage.logged.sinks.len() == 2 {
+            stage.turn();
+        }
+        writer.join().unwrap();
+        let kept = stage.read(0).remove(0).bytes;
+        assert!(kept == bytes[..usize::try_from(limit).unwrap()], "{} bytes", kept.len());
+    }
+
+    #[test]
+    fn what_another_stream_says_in_a_flood_is_its_own() {
+        let mut stage = stage(None);
+        let bytes = numbered(8 << 20);
+        let writer = flood(stage.stdout.take().unwrap(), bytes.clone());
+        let mut said = write(&stage.stderr, b"e").unwrap();
+        while stage.logged.sinks.len() == 2 {
+            stage.turn();
+            if said < 100 && stage.logged.sinks[0].flow == Flow::Large {
+                said += write(&stage.stderr, b"e").unwrap();
+            }
+        }
+        while stage.read(0).iter().filter(|p| p.stream == Stream::Stderr).count() == 0 {
+            stage.turn();
+        }
+        writer.join().unwrap();
+        let of = |wanted| {
+            let pieces = stage.read(0).into_iter().filter(move |piece| piece.stream == wanted);
+            pieces.flat_map(|piece| piece.bytes).collect::<Vec<u8>>()
+        };
+        assert!(of(Stream::Stdout) == bytes);
+        assert!(of(Stream::Stderr).iter().all(|byte| *byte == b'e'));
+    }
+
+    #[test]
+    fn a_little_is_taken_at_once_and_growth_that_nobody_looked_at_is_announced_once() {
+        let mut stage = stage(None);
+        let stdout = stage.stdout.take().unwrap();
+        for _ in 0..3 {
+            write(&stdout, b"abc").unwrap();
+            stage.turn();
+            assert_eq!(stage.logged.rests_until(), None);
+        }
+        assert_eq!(stage.read(0)[0].bytes, b"abcabcabc");
+        let full = write(&stage.notice, &(u64::MAX - 1).to_ne_bytes());
+        assert_eq!(full, Err(Errno::AGAIN), "the next would wake nobody");
+        let mut number = [0; 8];
+        read(&stage.notice, &mut number).unwrap();
+        write(&stdout, b"d").unwrap();
+        stage.turn();
+        assert_eq!(read(&stage.notice, &mut number), Ok(8), "whoever has looked is told again");
+    }
 }

@@ -272,7 +272,8 @@ impl Init<'_> {
         fds.extend(self.reading.iter().map(|(channel, _)| PollFd::new(channel, PollFlags::IN)));
         let logged = self.logs.values().flat_map(Logged::watched);
         fds.extend(logged.map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
-        let timeout = self.next_deadline().map(|at| {
+        let rests = self.logs.values().filter_map(Logged::rests_until);
+        let timeout = self.next_deadline().into_iter().chain(rests).min().map(|at| {
             let left = at.saturating_duration_since(Instant::now());
             Timespec {
                 tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),

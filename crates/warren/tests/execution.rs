@@ -296,6 +296,40 @@ mod linux {
     }
 
     #[tokio::test(flavor = "multi_thread")]
+    async fn e4_a_flood_is_the_same_to_readers_beside_it_and_cut_at_exactly_the_limit() {
+        let limit = (24 << 20) + 5;
+        let mut expected = Vec::new();
+        let mut numbers = 1..;
+        while expected.len() as u64 <= limit {
+            expected.extend_from_slice(format!("{}\n", numbers.next().unwrap()).as_bytes());
+        }
+        expected.truncate(usize::try_from(limit).unwrap());
+        // The strict filter has no call that moves bytes, so that init copies them.
+        for seccomp in ["default", "strict"] {
+            let limits = ResourceLimits { max_output_bytes: Some(limit), ..Default::default() };
+            let mut place = Place::new(limits);
+            place.spec.seccomp_profile = Some(seccomp.to_owned());
+            let backend = place.backend();
+            let sandbox = place.make(&backend).await;
+            let exec = start(&*sandbox, &sh("seq 100000000"), &ExecOptions::default()).await;
+            let stopped = exec.read(0, 10, LogWait::More).await.unwrap();
+            let later = 1 << 20;
+            let (whole, part) = tokio::join!(rest(&*exec, 0), rest(&*exec, later));
+            assert_eq!(exec.wait().await.unwrap().cause, ExecCause::OutputLimit, "{seccomp}");
+            let late = rest(&*exec, stopped.next).await;
+            for (from, reads) in [(0, whole), (later, part), (stopped.next, late)] {
+                let got = bytes(&reads, LogStream::Stdout);
+                assert!(
+                    got == expected[usize::try_from(from).unwrap()..],
+                    "{seccomp}, from {from}"
+                );
+                assert!(reads.last().unwrap().cut);
+            }
+            sandbox.destroy().await.unwrap();
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
     async fn e4_a_log_outlives_its_backend_and_its_reader_goes_on_where_it_was() {
         let place = Place::new(ResourceLimits::default());
         let backend = place.backend();
@@ -349,6 +383,10 @@ mod linux {
         let reads = rest(&*cut, 0).await;
         let last = reads.last().unwrap();
         assert!(last.cut && last.next == 100_000, "{} {}", last.cut, last.next);
+        let flood = Command::new("/usr/bin/head").args(["-c", "100000000", "/dev/zero"]);
+        let flood = start(&*sandbox, &flood, &ExecOptions::default()).await;
+        assert_eq!(flood.wait().await.unwrap().cause, ExecCause::OutputLimit);
+        assert_eq!(rest(&*flood, 0).await.last().unwrap().next, 100_000);
 
         let forgets = ExecOptions { overflow: LogOverflow::Forget, ..ExecOptions::default() };
         let exec = start(&*sandbox, &sh("seq 1000000"), &forgets).await;
