@@ -21,6 +21,7 @@ use warren_sys::{cred, fd, keyring, net, process};
 use crate::account::{self, Census, Meter};
 use crate::attempt::{self, NO_CAPABILITY, NO_KEYCTL, OWN_PROCESSES, holds};
 use crate::launcher::step;
+use crate::names::Names;
 use crate::plan::{
     self, Entry, EntryKind, INIT_ID, Identity, Lifetime, OWN_PROC, Owner, Owners, Plan, Promised,
     Scratch, TMP, UPPER, Users, WORKLOAD_ID, Walls,
@@ -82,7 +83,7 @@ pub(crate) fn become_contained() -> ! {
     let (Some(control), Some(scratch)) = (fds.next(), fds.next()) else { process::exit_now(1) };
     let mut next = |is_there: bool| if is_there { fds.next() } else { None };
     let (work, lock, listener) = (next(work), next(lock), next(listener));
-    let inherited = Inherited { work, listener, lock, network: true, base: None };
+    let inherited = Inherited { work, listener, lock, network: true, names: None, base: None };
     let mut keep = vec![&control, &scratch];
     keep.extend([&inherited.work, &inherited.listener, &inherited.lock].into_iter().flatten());
     let closed = fd::close_all_except(&keep).and_then(|()| fd::occupy_streams(c"/dev/null"));
@@ -90,8 +91,10 @@ pub(crate) fn become_contained() -> ! {
     let ready = step("close what was inherited", "", closed)
         .and_then(|()| settle_in(&plan, shifted, inherited.work.as_ref(), &scratch));
     match ready {
-        Ok((proof, meter, census, refusals)) => {
+        Ok((proof, settled)) => {
             let _ = protocol::send(&control, &Report::Ready(proof), &[]);
+            let Settled { meter, census, refusals, names } = settled;
+            let inherited = Inherited { names, ..inherited };
             let kept =
                 Kept { scratch: Some(scratch), meter, census, refusals, own: None, written: None };
             serve::serve(&plan, &control, inherited, kept)
@@ -103,19 +106,28 @@ pub(crate) fn become_contained() -> ! {
     process::exit_now(1)
 }
 
+/// What init has in a container, when it has settled in.
+struct Settled {
+    meter: Meter,
+    census: Census,
+    refusals: Option<Refusals>,
+    names: Option<Names>,
+}
+
 /// Does in a container what its runtime leaves to be done, and tries what it did.
 fn settle_in(
     plan: &Plan,
     shifted: bool,
     work: Option<&OwnedFd>,
     scratch: &OwnedFd,
-) -> Result<(Proof, Meter, Census, Option<Refusals>), Failure> {
+) -> Result<(Proof, Settled), Failure> {
     rustix::process::umask(Mode::empty());
     let meter = step("open", "/proc/self/io", Meter::open())?;
     step("leave the groups of", "the runtime", cred::leave_groups())?;
     // First: in a network that is not its own it could not do the next step.
     let network = attempt::network(plan.promised.host_port)?;
     step("bring up", "lo", net::loopback_up())?;
+    let names = listen_for_names(plan);
     let census = step("open", OWN_PROC, take_census(Census::of))?;
     hide_boot_id(plan)?;
     step("clear", "/dev", forget_masks(plan, scratch.as_fd()))?;
@@ -126,7 +138,19 @@ fn settle_in(
     // The scratch is mounted nowhere inside, so that only Landlock keeps one out who holds it.
     let tried = tried | prove(plan, scratch, tried::UNMOUNTED)?;
     let landlock_abi = landlock::abi().unwrap_or_default();
-    Ok((Proof { landlock_abi, owners_shifted: shifted, tried }, meter, census, refusals))
+    let proof = Proof { landlock_abi, owners_shifted: shifted, tried };
+    Ok((proof, Settled { meter, census, refusals, names }))
+}
+
+/// Listens to who asks for names, in a network that is the sandbox's own by now.
+///
+/// Not a promise: where it cannot be, nobody is told which names were asked for. Nor where commands have
+/// rights over their network, and may want to have a name server there.
+fn listen_for_names(plan: &Plan) -> Option<Names> {
+    match plan.users {
+        Users::One => Names::listen().ok(),
+        Users::Several { .. } => None,
+    }
 }
 
 /// Takes hold of the view of `/proc` that the runtime mounted for init alone, and of its name.
@@ -158,6 +182,8 @@ pub(crate) struct Inherited {
     pub(crate) lock: Option<OwnedFd>,
     /// Whether it was born into a network namespace of its own.
     pub(crate) network: bool,
+    /// What hears who asks for names there, if anything does.
+    pub(crate) names: Option<Names>,
     /// The first of its ids on the host, if it has a range.
     pub(crate) base: Option<u32>,
 }
@@ -168,11 +194,12 @@ pub(crate) fn become_init(
     plan: &Plan,
     control: &OwnedFd,
     go: &OwnedFd,
-    inherited: Inherited,
+    mut inherited: Inherited,
     so_far: Result<(), Failure>,
 ) -> ! {
     let mut keep = vec![control, go];
     keep.extend([&inherited.work, &inherited.listener, &inherited.lock].into_iter().flatten());
+    keep.extend(inherited.names.as_ref().map(Names::socket));
     let closed = fd::close_all_except(&keep).and_then(|()| fd::occupy_streams(c"/dev/null"));
     let closed = step("close what was inherited", "", closed);
     let walled = so_far.and(closed).and_then(|()| {
@@ -181,7 +208,9 @@ pub(crate) fn become_init(
         }
         // While the launcher does its part: this takes longer than all that.
         step("create the network namespace", "", process::new_network_namespace())?;
-        step("bring up", "lo", net::loopback_up())
+        step("bring up", "lo", net::loopback_up())?;
+        inherited.names = listen_for_names(plan);
+        Ok(())
     });
     let begun = walled.and_then(|()| {
         let (go, mut trees) = step("wait for the launcher", "", wait_for_go(go))?;

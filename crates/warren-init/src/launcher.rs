@@ -21,6 +21,7 @@ use warren_sys::process::{self, Fork, Namespaces, SingleThreaded};
 use warren_sys::{cgroup, cred, fd, net, socket};
 
 use crate::apply::{self, Go, Inherited};
+use crate::names::Names;
 use crate::plan::{INIT_ID, Identity, Lifetime, Owners, Plan, RANGE, Users, WORKLOAD_ID, Walls};
 use crate::protocol::{self, Failure, Report};
 use crate::warden;
@@ -79,6 +80,8 @@ pub(crate) struct Maker {
     next_range: u32,
     /// Whether this process is in an empty network namespace that nobody else has been in.
     network: bool,
+    /// What hears who asks for names there.
+    names: Option<Names>,
 }
 
 /// A sandbox that waits for its first word.
@@ -322,7 +325,7 @@ impl Maker {
         // Before Linux 6.4 these are read from a file that a sealed process may not open.
         let _ = (rustix::param::page_size(), rustix::param::clock_ticks_per_second());
         let next_range = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs() % RANGES;
-        Self { proof, next_range, network: false }
+        Self { proof, next_range, network: false, names: None }
     }
 
     /// Enters a network namespace that the next sandbox is born into. It takes longer to make than all
@@ -330,7 +333,9 @@ impl Maker {
     /// sandbox makes its own.
     fn prepare_network(&mut self) {
         let made = || process::new_network_namespace().and_then(|()| net::loopback_up());
-        self.network = self.network || made().is_ok();
+        if !self.network && made().is_ok() {
+            (self.network, self.names) = (true, Names::listen().ok());
+        }
     }
 
     /// Makes one sandbox, which does what `first` says before all else, while `meanwhile` is done here.
@@ -369,7 +374,8 @@ impl Maker {
             Fork::Child => {
                 process::reap_again();
                 let lock = ids.map(|(file, _)| OwnedFd::from(file));
-                let inherited = Inherited { work: group, listener, lock, network, base };
+                let names = self.names.take().filter(|_| network);
+                let inherited = Inherited { work: group, listener, lock, network, names, base };
                 match &plan.walls {
                     Walls::Namespaces | Walls::OwnKernel => {
                         apply::become_init(plan, control, &theirs, inherited, first())
@@ -385,7 +391,9 @@ impl Maker {
         };
         drop(theirs);
         // From now on it is the child's.
-        self.network &= !network;
+        if network {
+            (self.network, self.names) = (false, None);
+        }
         let furnished = meanwhile().map(|()| self.furnish(plan, base, child));
         if !matches!(furnished, Ok(Ok(_))) {
             let _ = rustix::process::pidfd_send_signal(&pidfd, Signal::KILL);

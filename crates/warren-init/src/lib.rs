@@ -15,6 +15,10 @@ mod files;
 pub mod launcher;
 pub mod log;
 mod logged;
+#[cfg(feature = "fuzz")]
+pub mod names;
+#[cfg(not(feature = "fuzz"))]
+mod names;
 pub mod plan;
 mod port;
 pub mod probe;

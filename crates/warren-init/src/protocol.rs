@@ -23,7 +23,7 @@ pub mod files;
 /// An init outlives the daemon that made it, and the next daemon may be of another build. What changes a message that is
 /// exchanged after [`Report::Ready`], or a log, raises this; what it was is kept in the test below. [`Request::Hello`] and
 /// [`Request::End`] stay as they are for ever, so that every version can end what any other made.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The longest message that travels in the packet itself.
 const MAX_INLINE: usize = 64 * 1024;
@@ -601,6 +601,7 @@ fn malformed(what: &'static str) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::denied::Refused;
 
     fn command(argument: usize) -> Exec {
         Exec {
@@ -644,7 +645,7 @@ mod tests {
     }
 
     /// What is said, as bytes.
-    const VERSION_1: &str = "hello: 05\n\
+    const VERSION_2: &str = "hello: 05\n\
          end: 06\n\
          exec: 000004747275650101780103413dff012f010175022f77010001010101185001e807000101000103000100\n\
          follow: 010165\n\
@@ -664,12 +665,14 @@ mod tests {
          used: 0601000000000002\n\
          done: 02\n\
          standing: 010200\n\
-         probe gently: 0b00000000000000000003";
+         probe gently: 0b00000000000000000003\n\
+         denied a name: 020401610002\n\
+         denied a call: 0202040100000000000201";
 
     /// A change here is a change for every init that runs while its daemon is replaced: [`VERSION`].
     #[test]
-    fn c15_what_is_said_to_an_init_of_version_1_stays_as_it_was() {
-        assert_eq!(VERSION, 1, "a new version has a list of its own");
+    fn c15_what_is_said_to_an_init_of_version_2_stays_as_it_was() {
+        assert_eq!(VERSION, 2, "a new version has a list of its own");
         let (read, change) = (Input::Stdin { first: vec![1], more: true }, ExecControl::Measure);
         let logged = Streams::Logged {
             input: read,
@@ -698,6 +701,9 @@ mod tests {
         let taken = ExecEvent::Input { taken: 5, open: true, full: false };
         let refused = ExecEvent::Refused { stage: Stage::Follow, errno: 2 };
         let gently = Request::ProbeGently { probe: Probe::default(), huge_pages: 3 };
+        let name = denied::Denied { what: Refused::Name(b"a".to_vec()), errno: 0, count: 2 };
+        let what = Refused::Call { nr: 4, args: [1, 0, 0, 0, 0, 0] };
+        let call = denied::Denied { what, errno: 1, count: 1 };
         let said = [
             ("hello", hex(&Request::Hello)),
             ("end", hex(&Request::End)),
@@ -720,9 +726,11 @@ mod tests {
             ("done", hex(&Done(1))),
             ("standing", hex(&standing)),
             ("probe gently", hex(&gently)),
+            ("denied a name", hex(&ExecEvent::Denied(name))),
+            ("denied a call", hex(&ExecEvent::Denied(call))),
         ];
         let said = said.map(|(what, bytes)| format!("{what}: {bytes}"));
-        assert_eq!(said.join("\n"), VERSION_1);
+        assert_eq!(said.join("\n"), VERSION_2);
     }
 
     #[test]

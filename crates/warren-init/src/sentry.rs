@@ -56,8 +56,14 @@ pub(crate) fn go_on(begin: Begin, line: OwnedFd, fds: Vec<OwnedFd>) -> ! {
         Ok(Settled { meter, census, work, written, tried }) => {
             let proof = Proof { landlock_abi: 0, owners_shifted: shifted, tried };
             let _ = protocol::send(&control, &Report::Ready(proof), &[]);
-            let inherited =
-                Inherited { work: None, listener: None, lock, network: true, base: None };
+            let inherited = Inherited {
+                work: None,
+                listener: None,
+                lock,
+                network: true,
+                names: None,
+                base: None,
+            };
             // That kernel asks nobody.
             let refusals = None;
             let kept = Kept {

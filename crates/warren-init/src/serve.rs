@@ -22,8 +22,9 @@ use crate::explain::Follower;
 use crate::launcher::{drain, is_about_one_message};
 use crate::log::Room;
 use crate::logged::Logged;
+use crate::names::{self, Names};
 use crate::plan::{COMMAND_BITS, INIT_ID, Lifetime, Plan, WORKLOAD_ID, Walls};
-use crate::protocol::denied::Denials;
+use crate::protocol::denied::{Denials, Refused};
 use crate::protocol::{
     self, Done, Ended, Exec, ExecControl, ExecEvent, Input, Request, Stage, Standing, Status,
     StoppedBy, Streams, Used,
@@ -82,8 +83,8 @@ struct Running {
     first_number: u64,
     /// Who sees what walls refuse to it, if somebody asked for that.
     follower: Option<Follower>,
-    /// The calls that its filter refused, as far as init hears of them.
-    refused_calls: Denials,
+    /// The calls that its filter refused and the names that were refused to it, as far as init hears of them.
+    refused_here: Denials,
 }
 
 /// A command that was begun.
@@ -101,13 +102,17 @@ impl Running {
         self.starting.as_ref().filter(|_| self.announced)
     }
 
-    /// Returns what there is to tell of the walls that it met: all of it if it was followed, and the calls
-    /// that its filter refused if it failed.
+    /// Returns what there is to tell of the walls that it met: all of it if it was followed, and what init
+    /// heard itself if it failed.
     fn denials(&self, status: Status) -> Option<Denials> {
         match &self.follower {
-            Some(follower) => Some(follower.told()),
-            None if status == Status::Exited(0) || self.refused_calls.list.is_empty() => None,
-            None => Some(self.refused_calls.clone()),
+            Some(follower) => {
+                let mut told = follower.told();
+                told.append(&self.refused_here);
+                Some(told)
+            }
+            None if status == Status::Exited(0) || self.refused_here.list.is_empty() => None,
+            None => Some(self.refused_here.clone()),
         }
     }
 }
@@ -118,6 +123,7 @@ struct Init<'a> {
     meter: Meter,
     census: Census,
     refusals: Option<Refusals>,
+    names: Option<Names>,
     work: Option<Work>,
     running: HashMap<Pid, Running>,
     /// Groups of commands that ended but left something running.
@@ -205,7 +211,7 @@ pub(crate) fn serve(plan: &Plan, control: &OwnedFd, inherited: Inherited, kept: 
     // Of the launcher's, or of the warden's, which outlives nobody.
     let bound = plan.lifetime == Lifetime::Attached || ruled.is_some();
     let on_parents_death = bound.then_some(Signal::KILL);
-    let Inherited { work, listener, lock: _lock, .. } = inherited;
+    let Inherited { work, listener, lock: _lock, names, .. } = inherited;
     let mut work = work.map(|group| Work::new(group, owner, on_parents_death)).or(own_work);
     if plan.cgroups.parted {
         work.iter_mut().for_each(Work::part);
@@ -226,6 +232,7 @@ pub(crate) fn serve(plan: &Plan, control: &OwnedFd, inherited: Inherited, kept: 
         meter,
         census,
         refusals,
+        names,
         work,
         running: HashMap::new(),
         lingering: Vec::new(),
@@ -268,6 +275,7 @@ impl Init<'_> {
         fds.extend(self.listener.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
         fds.extend(self.line.iter().map(|line| PollFd::new(line, PollFlags::IN)));
         fds.extend(self.refusals.iter().map(|refusals| PollFd::new(refusals, PollFlags::IN)));
+        fds.extend(self.names.iter().map(|names| PollFd::new(names, PollFlags::IN)));
         fds.extend(self.unread.iter().map(|pipe| PollFd::new(pipe, PollFlags::IN)));
         fds.extend(self.reading.iter().map(|(channel, _)| PollFd::new(channel, PollFlags::IN)));
         let logged = self.logs.values().flat_map(Logged::watched);
@@ -301,6 +309,7 @@ impl Init<'_> {
         let accept = self.listener.is_some() && next();
         let handed_in = self.line.is_some() && next();
         let refused = self.refusals.is_some() && next();
+        let asked_for_names = self.names.is_some() && next();
         self.unread.retain(|pipe| !next() || discard(pipe));
         let done = |(channel, _): &mut (OwnedFd, Vec<OwnedFd>)| {
             next() && matches!(protocol::receive_trusted::<ExecControl>(&*channel), Ok(None))
@@ -337,6 +346,9 @@ impl Init<'_> {
         if refused {
             self.hear_refusals();
         }
+        if asked_for_names {
+            self.refuse_names();
+        }
         if accept {
             self.accept();
         }
@@ -364,8 +376,22 @@ impl Init<'_> {
             let owner = self.running.values_mut().find(|running| Some(running.mark) == mark);
             if let Some(owner) = owner {
                 let (what, errno) = heard.told();
-                owner.refused_calls.add(what, errno);
+                owner.refused_here.add(what, errno);
             }
+        }
+    }
+
+    /// Refuses names, and notes whose wish each was, if only one could have asked.
+    fn refuse_names(&mut self) {
+        let Some(names) = &self.names else { return };
+        let refuse = std::iter::from_fn(|| names.refuse_next());
+        let asked: Vec<Vec<u8>> = refuse.take(names::AT_ONCE).collect();
+        // A datagram does not say who sent it.
+        let mut commands = self.running.values_mut();
+        let (Some(only), None) = (commands.next(), commands.next()) else { return };
+        if self.lingering.is_empty() && self.ending.is_empty() {
+            let asked = asked.into_iter().filter(|name| !name.is_empty());
+            asked.for_each(|name| only.refused_here.add(Refused::Name(name), 0));
         }
     }
 
@@ -504,7 +530,7 @@ impl Init<'_> {
             only: exec.only && self.plan.lifetime == Lifetime::Attached,
             first_number,
             follower,
-            refused_calls: Denials::default(),
+            refused_here: Denials::default(),
         };
         if self.plan.bounds.memory.is_some() {
             self.next_memory_look = Some(started + MEMORY_INTERVAL);

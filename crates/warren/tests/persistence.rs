@@ -216,6 +216,9 @@ async fn what_is_gone_or_a_stranger_is_not_adopted_and_nothing_of_it_is_left() {
     }
 }
 
+/// What this build says to its inits.
+const OWN: u32 = warren_init::protocol::VERSION;
+
 /// An anchor as a daemon of another version would have left it.
 fn of_version(anchor: &str, version: Option<u32>) -> String {
     let mut changed: serde_json::Value = serde_json::from_str(anchor).unwrap();
@@ -225,7 +228,7 @@ fn of_version(anchor: &str, version: Option<u32>) -> String {
     }
     // Whatever else such a version wrote, this one does not have to understand it.
     changed["of_tomorrow"] = "unknown".into();
-    if version.is_some_and(|version| version != 1) {
+    if version.is_some_and(|version| version != OWN) {
         changed.as_object_mut().unwrap().remove("groups");
     }
     changed.to_string()
@@ -239,27 +242,28 @@ async fn c15_an_init_of_another_version_is_left_alone_until_its_own_daemon_is_ba
     let (anchor, pid) = (made.anchor().unwrap(), made.pid());
     drop(made);
     let lives = || std::path::Path::new(&format!("/proc/{pid}/root")).exists();
-    for version in [0, 2] {
+    // The first did not say which it was.
+    for (written, version) in [(Some(0), 0), (None, 1), (Some(1), 1), (Some(OWN + 1), OWN + 1)] {
         let backend = place.backend();
-        let other = of_version(&anchor, Some(version));
+        let other = of_version(&anchor, written);
         let error = backend.adopt(&place.id, &place.spec, &other).await.unwrap_err();
         assert_eq!(error.code(), "unsupported", "{version}: {error}");
         assert!(error.to_string().contains(&format!("of version {version}")), "{error}");
         assert!(lives() && place.left(&backend).await, "{version}: it runs on");
     }
-    // An older one of the same version wrote less, and a newer one of it more.
-    for version in [None, Some(1)] {
+    // A newer one of the same version wrote more.
+    {
         let backend = place.backend();
-        let anchor = of_version(&anchor, version);
+        let anchor = of_version(&anchor, Some(OWN));
         let adopted = backend.adopt(&place.id, &place.spec, &anchor).await.unwrap().unwrap();
         let seen = sh(&*adopted, "kill -0 $(cat /workspace/pid) && echo still").await;
-        assert_eq!(seen, "still", "{version:?}: what it ran goes on");
+        assert_eq!(seen, "still", "what it ran goes on");
     }
     // What is gone is no version's.
     let backend = place.backend();
     let init = rustix::process::Pid::from_raw(pid).unwrap();
     rustix::process::kill_process(init, rustix::process::Signal::KILL).unwrap();
-    let (began, other) = (std::time::Instant::now(), of_version(&anchor, Some(2)));
+    let (began, other) = (std::time::Instant::now(), of_version(&anchor, Some(OWN + 1)));
     // It takes a moment to be gone, and whoever is asked before that is asked again.
     while backend.adopt(&place.id, &place.spec, &other).await.is_err() {
         assert!(
@@ -298,7 +302,7 @@ async fn c15_sessions_live_through_a_daemon_of_another_version_and_back() {
     sh(&*sandbox, "echo kept > /workspace/file").await;
     let id = session.sandbox_id.clone();
     drop((sandbox, beside, manager));
-    rewrite(&id, 2).await;
+    rewrite(&id, OWN + 1).await;
 
     let manager = open().await;
     let gone = manager.get_session(&session.session_id).await.unwrap();
@@ -306,7 +310,7 @@ async fn c15_sessions_live_through_a_daemon_of_another_version_and_back() {
     let beside = manager.get_sandbox(&other.sandbox_id).await.unwrap().expect("the others serve");
     assert_eq!(sh(&*beside, "echo here").await, "here");
     drop((beside, manager));
-    rewrite(&id, 1).await;
+    rewrite(&id, OWN).await;
 
     let manager = open().await;
     let found = manager.get_sandbox(&id).await.unwrap().expect("it is back");

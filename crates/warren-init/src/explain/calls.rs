@@ -147,8 +147,7 @@ pub(crate) fn seen() -> Result<Vec<Instruction>, CompileError> {
     let opens = |nr: u32| OPENS.contains(&c_long::from(nr)) || opens_as_before(nr);
     let is_seen = |nr: &u32| {
         let number = u64::from(*nr);
-        let (ones, talks) = ([1; 6], talks_by(number, &[1; 6]).is_some());
-        !subjects(number, &ones).is_empty() || talks || starts_a_task(number) || opens(*nr)
+        !subjects(number, &[1; 6]).is_empty() || starts_a_task(number) || opens(*nr)
     };
     let rule = |nr: u32| {
         // It is about an open descriptor then.
@@ -180,20 +179,6 @@ fn opens_as_before(nr: u32) -> bool {
 #[cfg(target_arch = "aarch64")]
 fn opens_as_before(_: u32) -> bool {
     false
-}
-
-/// Returns the descriptor of a call that sends or receives something.
-pub(crate) fn talks_by(nr: u64, args: &[u64; 6]) -> Option<i32> {
-    const TALKS: [c_long; 6] = [
-        libc::SYS_sendto,
-        libc::SYS_sendmsg,
-        libc::SYS_sendmmsg,
-        libc::SYS_recvfrom,
-        libc::SYS_recvmsg,
-        libc::SYS_recvmmsg,
-    ];
-    let talks = c_long::try_from(nr).is_ok_and(|nr| TALKS.contains(&nr));
-    if talks { descriptor(args[0]) } else { None }
 }
 
 /// Reports whether a call starts a process or a thread.

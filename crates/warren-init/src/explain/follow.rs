@@ -206,12 +206,6 @@ impl Follower {
                     }
                 }
             }
-            Errno::CONNREFUSED => {
-                let fd = calls::talks_by(nr, &args);
-                if fd.is_some_and(|fd| self.surveyor.asks_for_names(pid, fd)) {
-                    self.denials.add(Refused::Names, code);
-                }
-            }
             Errno::NETUNREACH | Errno::HOSTUNREACH => {
                 for subject in calls::subjects(nr, &args) {
                     let address = address(pid, subject);

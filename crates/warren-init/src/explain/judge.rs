@@ -115,18 +115,6 @@ pub(crate) fn of_address(errno: Errno, address: &[u8]) -> Option<Refused> {
     (!own).then(|| Refused::Address { address: address.to_vec(), port })
 }
 
-/// Reports whether a socket, by its inode in the kernel's list of UDP sockets, speaks to the name server
-/// of the sandbox's own loopback. See proc(5), `/proc/net/udp`.
-pub(crate) fn asks_for_names(list: &str, inode: u64) -> bool {
-    let is_it = |line: &str| {
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        let (Some(remote), Some(number)) = (fields.get(2), fields.get(9)) else { return false };
-        let own = ["0100007F:0035", "00000000000000000000000001000000:0035"];
-        number.parse() == Ok(inode) && own.contains(remote)
-    };
-    list.lines().skip(1).any(is_it)
-}
-
 /// Returns what holds the last part of a path.
 pub(crate) fn parent(path: &[u8]) -> &[u8] {
     match path.iter().rposition(|byte| *byte == b'/') {
@@ -228,20 +216,6 @@ mod tests {
         assert_eq!([libc::SYS_mount, libc::SYS_ptrace].map(judged), [Some((1, true)); 2]);
         assert_eq!(judged(libc::SYS_chown), None, "the filter lets it through");
         assert_eq!(judged(libc::SYS_clone3), Some((38, false)), "every program does without");
-    }
-
-    #[test]
-    fn a_socket_asks_for_names_if_it_is_connected_to_port_53_of_the_own_loopback() {
-        let line = |remote: &str, inode: u64| {
-            format!(
-                "  7: 0100007F:A1B2 {remote} 01 00000000:00000000 00:00000000 00000000  1000 0 {inode} 2 0\n"
-            )
-        };
-        let list = ["head\n", &line("0100007F:0035", 41), &line("0100007F:0050", 42)].concat();
-        assert!(asks_for_names(&list, 41));
-        assert!(!asks_for_names(&list, 42), "another port");
-        assert!(!asks_for_names(&list, 43), "another socket");
-        assert!(!asks_for_names("head\n  7: x\n", 41), "cut short");
     }
 
     #[test]

@@ -106,20 +106,6 @@ impl Surveyor {
         text.lines().any(waits)
     }
 
-    /// Reports whether a socket of `pid` speaks to the name server of the own loopback.
-    pub(crate) fn asks_for_names(&self, pid: Pid, fd: i32) -> bool {
-        let pid = pid.as_raw_nonzero();
-        let link = rustix::fs::readlinkat(&self.proc, format!("{pid}/fd/{fd}"), Vec::new());
-        let inode = link.ok().and_then(|link| {
-            link.to_str().ok()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
-        });
-        let Some(inode) = inode else { return false };
-        ["/proc/self/net/udp", "/proc/self/net/udp6"].iter().any(|list| {
-            let text = std::fs::read(list).unwrap_or_default();
-            super::judge::asks_for_names(&String::from_utf8_lossy(&text), inode)
-        })
-    }
-
     fn mount_of(&mut self, place: &OwnedFd) -> Option<Mount> {
         let told = statx(place, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).ok()?;
         if self.mounts.is_none() {

@@ -21,7 +21,7 @@ pub struct Denials {
 pub struct Denied {
     /// What.
     pub what: Refused,
-    /// What the kernel answered.
+    /// What the kernel answered; 0 if it was not the kernel who refused it.
     pub errno: i32,
     /// How often.
     pub count: u32,
@@ -63,8 +63,8 @@ pub enum Refused {
         /// The port.
         port: u16,
     },
-    /// To ask the name server of the sandbox's own loopback, where none is.
-    Names,
+    /// To look up this name, its parts divided by dots: there is no name server.
+    Name(Vec<u8>),
     /// More of something than there may be.
     Bound(Bound),
 }
@@ -120,17 +120,28 @@ pub enum Bound {
 impl Denials {
     /// Notes one more; the same as one before is counted with it.
     pub fn add(&mut self, what: Refused, errno: i32) {
-        let same = |known: &&mut Denied| known.errno == errno && known.what.is_same(&what);
+        self.note(Denied { what, errno, count: 1 });
+    }
+
+    /// Notes all of others.
+    pub fn append(&mut self, others: &Self) {
+        others.list.iter().for_each(|denied| self.note(denied.clone()));
+        self.omitted = self.omitted.saturating_add(others.omitted);
+    }
+
+    fn note(&mut self, denied: Denied) {
+        let same =
+            |known: &&mut Denied| known.errno == denied.errno && known.what.is_same(&denied.what);
         if let Some(known) = self.list.iter_mut().find(same) {
-            known.count = known.count.saturating_add(1);
+            known.count = known.count.saturating_add(denied.count);
             return;
         }
         let bytes: usize = self.list.iter().map(|denied| denied.what.bytes()).sum();
-        if self.list.len() >= MAX_DENIED || bytes + what.bytes() > MAX_DENIED_BYTES {
-            self.omitted = self.omitted.saturating_add(1);
+        if self.list.len() >= MAX_DENIED || bytes + denied.what.bytes() > MAX_DENIED_BYTES {
+            self.omitted = self.omitted.saturating_add(denied.count);
             return;
         }
-        self.list.push(Denied { what, errno, count: 1 });
+        self.list.push(denied);
     }
 }
 
@@ -147,7 +158,8 @@ impl Refused {
         match self {
             Self::Path { path, place, .. } => path.len() + place.len(),
             Self::Absent { path, .. } => path.len(),
-            Self::Call { .. } | Self::Address { .. } | Self::Names | Self::Bound(_) => 0,
+            Self::Name(name) => name.len(),
+            Self::Call { .. } | Self::Address { .. } | Self::Bound(_) => 0,
         }
     }
 }

@@ -14,7 +14,7 @@ pub struct Denial {
     pub what: String,
     /// What refused it: "cgroup v2 memory", "the read-only mount /usr".
     pub by: String,
-    /// What the kernel answered, where it answered: "EROFS".
+    /// What was answered, where something was: the kernel's "EROFS", or "REFUSED" as name servers say it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub errno: Option<String>,
     /// How often, where that was counted.

@@ -59,9 +59,9 @@ impl Ground<'_> {
             Refused::Absent { path, right } => self.absent(path, *right)?,
             Refused::Call { nr, args } => self.call(*nr, args),
             Refused::Address { address, port } => address_told(address, *port)?,
-            Refused::Names => {
+            Refused::Name(name) => {
                 let by = "the sandbox's own network, which has no name server".to_owned();
-                ("network", "look up names".to_owned(), by, None)
+                ("network", format!("look up {}", shown(name)), by, None)
             }
             Refused::Bound(bound) => {
                 let limit = match bound {
@@ -243,6 +243,8 @@ fn quoted(path: &Path) -> String {
 
 fn name_of(errno: i32) -> String {
     let name = match errno {
+        // No call's: what the sandbox's network says to who asks for names.
+        0 => "REFUSED",
         1 => "EPERM",
         2 => "ENOENT",
         11 => "EAGAIN",
@@ -255,7 +257,6 @@ fn name_of(errno: i32) -> String {
         95 => "EOPNOTSUPP",
         97 => "EAFNOSUPPORT",
         101 => "ENETUNREACH",
-        111 => "ECONNREFUSED",
         113 => "EHOSTUNREACH",
         other => return format!("errno {other}"),
     };

@@ -1,4 +1,4 @@
-//! System calls that the filter refuses: told of every command that fails, followed or not.
+//! System calls that the filter refuses and names that nobody knows: told of every command that fails, followed or not.
 
 use warren::Denial;
 
@@ -39,6 +39,30 @@ for i in range(4):
     if os.fork() == 0: break
 for i in range(6): threading.Thread(target=spam).start()
 print("spams", flush=True)
+"#;
+
+/// Asks for a name as often as is said, and says what was answered.
+const NAME: &str = r#"
+import socket, sys
+name, times, code = sys.argv[1:]
+labels = b"".join(bytes([len(part)]) + part.encode() for part in name.split("."))
+question = bytes([0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0]) + labels + bytes([0, 0, 28, 0, 1])
+for i in range(int(times)):
+    with socket.socket(type=socket.SOCK_DGRAM) as s:
+        s.connect(("127.0.0.1", 53)); s.settimeout(10); s.send(question)
+        answer = s.recv(512)
+print(answer[:2] == question[:2], answer[3], answer[12:] == question[12:])
+sys.exit(int(code))
+"#;
+
+/// Sends what is no question, as fast as it can, and then one that is.
+const NO_QUESTIONS: &str = r#"
+import os, socket
+with socket.socket(type=socket.SOCK_DGRAM) as s:
+    s.connect(("127.0.0.1", 53))
+    for i in range(20000): s.send(os.urandom(i % 600))
+try: socket.getaddrinfo("after.example", 80)
+except OSError: raise SystemExit(1)
 "#;
 
 fn told(denials: &[Denial]) -> Vec<(&str, Option<&str>, u32)> {
@@ -108,6 +132,50 @@ mod linux {
         assert_eq!((later.exit_code, later.denials), (6, vec![]));
         idle.kill().await.unwrap();
         assert_eq!(idle.wait().await.unwrap().denials, []);
+        sandbox.destroy().await.unwrap();
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn the_names_that_a_command_that_fails_asked_for_are_told() {
+        let place = Place::new(ResourceLimits::default());
+        let backend = place.backend();
+        let sandbox = place.make(&backend).await;
+        let ask = |code: &str| Command::new("python3").args(["-c", NAME, "pypi.org", "2", code]);
+        for (code, expected) in
+            [("3", vec![("look up pypi.org", Some("REFUSED"), 2)]), ("0", vec![])]
+        {
+            let exec = start(&*sandbox, &ask(code), &named(code)).await;
+            let end = exec.wait().await.unwrap();
+            let said = text(&*exec, LogStream::Stdout).await;
+            assert_eq!((end.exit_code.to_string().as_str(), &*said), (code, "True 5 True\n"));
+            assert_eq!(told(&end.denials), expected);
+            assert!(end.denials.iter().all(|one| one.wall == "network"), "{:?}", end.denials);
+        }
+        // The C library's own way, which says what it always said.
+        let (end, _) = run(&*sandbox, "getent hosts crates.example; exit 4").await;
+        let what: Vec<_> = end.denials.iter().map(|denial| denial.what.as_str()).collect();
+        assert_eq!((end.exit_code, what), (4, vec!["look up crates.example"]));
+        // While two run, nobody can tell which of them asked.
+        let idle = start(&*sandbox, &sh("sleep 60"), &named("idle")).await;
+        let end = start(&*sandbox, &ask("5"), &named("5")).await.wait().await.unwrap();
+        assert_eq!((end.exit_code, told(&end.denials)), (5, vec![]));
+        idle.kill().await.unwrap();
+        assert_eq!(told(&idle.wait().await.unwrap().denials), []);
+        sandbox.destroy().await.unwrap();
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn whoever_asks_for_names_in_nonsense_holds_nobody_up() {
+        let place = Place::new(ResourceLimits::default());
+        let backend = place.backend();
+        let sandbox = place.make(&backend).await;
+        let exec = start(&*sandbox, &python(NO_QUESTIONS), &named("nonsense")).await;
+        let said = soon("a command beside it", run(&*sandbox, "echo on")).await.1;
+        assert_eq!(said, "on\n");
+        let end = soon("its end", exec.wait()).await.unwrap();
+        assert_eq!(end.exit_code, 1);
+        let (end, _) = run(&*sandbox, "getent hosts later.example; exit 4").await;
+        assert_eq!(end.denials[0].what, "look up later.example", "init goes on");
         sandbox.destroy().await.unwrap();
     }
 

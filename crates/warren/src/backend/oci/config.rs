@@ -16,9 +16,15 @@ use crate::profile::{self, Seccomp};
 /// The version of the specification that is written.
 const VERSION: &str = "1.0.2";
 /// What init has until it has put up what is left of the walls, each in the sandbox's own user namespace: to become
-/// another user, to empty the bounding set, to let go of mounts, to bring up the loopback.
-const FIRST_CAPABILITIES: [&str; 5] =
-    ["CAP_NET_ADMIN", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_ADMIN"];
+/// another user, to empty the bounding set, to let go of mounts, to bring up the loopback, to hear there who asks for names.
+const FIRST_CAPABILITIES: [&str; 6] = [
+    "CAP_NET_ADMIN",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_SETGID",
+    "CAP_SETPCAP",
+    "CAP_SETUID",
+    "CAP_SYS_ADMIN",
+];
 /// Of a kernel that is not the host's: so that init may make control groups there, and be another user than commands.
 const OWN_KERNELS_CAPABILITIES: [&str; 3] = ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_KILL"];
 /// The calls that init makes before it installs its own filter, and that filter refuses.
@@ -284,8 +290,14 @@ mod tests {
         let masked = masked.unwrap();
         assert!(masked.as_array().unwrap().contains(&json!("/proc/kcore")), "{masked}");
         assert_eq!(seccomp.unwrap()["defaultAction"], "SCMP_ACT_ERRNO");
-        let capabilities =
-            json!(["CAP_NET_ADMIN", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_ADMIN"]);
+        let capabilities = json!([
+            "CAP_NET_ADMIN",
+            "CAP_NET_BIND_SERVICE",
+            "CAP_SETGID",
+            "CAP_SETPCAP",
+            "CAP_SETUID",
+            "CAP_SYS_ADMIN"
+        ]);
         let ids = json!([{ "containerID": 0, "hostID": 1 << 30, "size": 65536 }]);
         let expected = json!({
             "ociVersion": "1.0.2",
