@@ -485,7 +485,8 @@ mod linux {
         until(&*exec, "30 100").await;
         exec.resize(TerminalSize { rows: 40, columns: 120 }).await.unwrap();
         exec.write_input(None, b"hello\n", false).await.unwrap();
-        let seen = until(&*exec, "<hello>").await;
+        // With the end of its line, which the terminal writes by itself: somebody may read in between.
+        let seen = until(&*exec, "<hello>\r\n").await;
         assert!(seen.contains("/dev/pts/") && seen.contains("40 120"), "{seen:?}");
         // One who comes later sees all of it; what was typed is echoed by the terminal.
         let late = exec.read(0, usize::MAX, LogWait::Never).await.unwrap();
