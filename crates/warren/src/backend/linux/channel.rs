@@ -5,18 +5,33 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use warren_init::protocol;
 use warren_sys::socket;
 
-/// Has the runtime watch a descriptor of ours.
+/// Has the runtime watch what comes from a descriptor of ours.
+///
+/// That alone: there is room in it as soon as it is watched, and again whenever the other end has read
+/// something, and either would wake up a thread of ours just when init has something to do.
+pub(crate) fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    watch_for(fd, Interest::READABLE)
+}
+
+/// Waits until there is room in a socket that was full.
+pub(crate) async fn room_in(socket: &OwnedFd) -> io::Result<()> {
+    let again = watch_for(socket.try_clone()?, Interest::WRITABLE)?;
+    again.writable().await?.retain_ready();
+    Ok(())
+}
+
 #[expect(
     deprecated,
     reason = "unsound only for types that lie about their descriptor; an OwnedFd does not, and the \
               replacement is unsafe to call"
 )]
-pub(crate) fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    AsyncFd::new(fd)
+fn watch_for(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::with_interest(fd, interest)
 }
 
 /// Our end of a conversation with the launcher or with an init.
@@ -42,10 +57,12 @@ impl Channel {
         fds: &[BorrowedFd<'_>],
     ) -> io::Result<()> {
         loop {
-            let mut guard = self.0.writable().await?;
-            let sent = guard.try_io(|socket| protocol::send(socket.get_ref(), message, fds));
-            if let Ok(result) = sent {
-                return result;
+            // Nearly always there is room at once.
+            match protocol::send(self.0.get_ref(), message, fds) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    room_in(self.0.get_ref()).await?;
+                }
+                result => return result,
             }
         }
     }

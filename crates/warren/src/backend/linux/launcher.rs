@@ -13,7 +13,7 @@ use warren_init::protocol;
 use warren_sys::process::SingleThreaded;
 use warren_sys::{fd, socket};
 
-use super::channel::watch;
+use super::channel::room_in;
 use super::limits::Setting;
 use super::sandbox::{Wanted, failed};
 use crate::backend::oci;
@@ -192,8 +192,7 @@ impl Launcher {
         loop {
             match protocol::send(&socket, plan, &fds) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let again = socket.try_clone().and_then(watch).map_err(send_failed)?;
-                    again.writable().await.map_err(send_failed)?.clear_ready();
+                    room_in(&socket).await.map_err(send_failed)?;
                 }
                 other => return other.map(|()| Launched::Asked).map_err(send_failed),
             }
