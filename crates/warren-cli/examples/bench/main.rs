@@ -112,6 +112,21 @@ fn filter(directory: &Path) -> Result<()> {
 /// anew by a daemon, is not for the next to pay.
 const REST: Duration = Duration::from_millis(40);
 
+/// Orders that look random and are the same in each run: a xorshift generator.
+struct Order(u64);
+
+impl Order {
+    fn shuffle<T>(&mut self, all: &mut [T]) {
+        for last in (1..all.len()).rev() {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            let other = usize::try_from(self.0 % (last as u64 + 1)).unwrap_or_default();
+            all.swap(last, other);
+        }
+    }
+}
+
 fn rounds(count: usize, plan: &Plan) -> Answer {
     let mut answer = Answer::default();
     let mut contenders: Vec<(String, Contender)> = Vec::new();
@@ -121,12 +136,11 @@ fn rounds(count: usize, plan: &Plan) -> Answer {
             Err(error) => drop(answer.errors.insert(name, format!("{error:#}"))),
         }
     }
-    // The first round warms caches and is not counted. Each begins one contender later than the last:
-    // whoever follows a heavy one finds the caches cold, and that is to be everybody in turn.
+    // The first round warms caches and is not counted. Each has an order of its own: whoever follows a heavy
+    // one finds the caches cold, and that is to be everybody in turn.
+    let mut order = Order(1);
     for round in 0..=count {
-        if !contenders.is_empty() {
-            contenders.rotate_left(1);
-        }
+        order.shuffle(&mut contenders);
         contenders.retain_mut(|(name, contender)| {
             std::thread::sleep(REST);
             let mut series = Series::default();
