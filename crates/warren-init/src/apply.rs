@@ -20,6 +20,7 @@ use warren_sys::{cred, fd, keyring, net, process};
 
 use crate::account::{self, Census, Meter};
 use crate::attempt::{self, NO_CAPABILITY, NO_KEYCTL, OWN_PROCESSES, holds};
+use crate::gate::Gate;
 use crate::launcher::step;
 use crate::names::Names;
 use crate::plan::{
@@ -93,10 +94,10 @@ pub(crate) fn become_contained() -> ! {
     match ready {
         Ok((proof, settled)) => {
             let _ = protocol::send(&control, &Report::Ready(proof), &[]);
-            let Settled { meter, census, refusals, names } = settled;
+            let Settled { meter, census, refusals, names, gate } = settled;
             let inherited = Inherited { names, ..inherited };
-            let kept =
-                Kept { scratch: Some(scratch), meter, census, refusals, own: None, written: None };
+            let scratch = Some(scratch);
+            let kept = Kept { scratch, meter, census, refusals, gate, own: None, written: None };
             serve::serve(&plan, &control, inherited, kept)
         }
         Err(failure) => {
@@ -112,6 +113,7 @@ struct Settled {
     census: Census,
     refusals: Option<Refusals>,
     names: Option<Names>,
+    gate: Option<Gate>,
 }
 
 /// Does in a container what its runtime leaves to be done, and tries what it did.
@@ -127,7 +129,8 @@ fn settle_in(
     // First: in a network that is not its own it could not do the next step.
     let network = attempt::network(plan.promised.host_port)?;
     step("bring up", "lo", net::loopback_up())?;
-    let names = listen_for_names(plan);
+    let names = listen_for_names(plan)?;
+    let gate = plan.egress.as_ref().map(Gate::open).transpose()?;
     let census = step("open", OWN_PROC, take_census(Census::of))?;
     hide_boot_id(plan)?;
     step("clear", "/dev", forget_masks(plan, scratch.as_fd()))?;
@@ -139,17 +142,18 @@ fn settle_in(
     let tried = tried | prove(plan, scratch, tried::UNMOUNTED)?;
     let landlock_abi = landlock::abi().unwrap_or_default();
     let proof = Proof { landlock_abi, owners_shifted: shifted, tried };
-    Ok((proof, Settled { meter, census, refusals, names }))
+    Ok((proof, Settled { meter, census, refusals, names, gate }))
 }
 
 /// Listens to who asks for names, in a network that is the sandbox's own by now.
 ///
-/// Not a promise: where it cannot be, nobody is told which names were asked for. Nor where commands have
-/// rights over their network, and may want to have a name server there.
-fn listen_for_names(plan: &Plan) -> Option<Names> {
-    match plan.users {
-        Users::One => Names::listen().ok(),
-        Users::Several { .. } => None,
+/// Not a promise, unless some may be reached: where it cannot be, nobody is told which names were asked for. Nor where
+/// commands have rights over their network, and may want to have a name server there.
+fn listen_for_names(plan: &Plan) -> Result<Option<Names>, Failure> {
+    match (&plan.egress, plan.users) {
+        (Some(_), _) => step("listen for", "names", Names::listen()).map(Some),
+        (None, Users::One) => Ok(Names::listen().ok()),
+        (None, Users::Several { .. }) => Ok(None),
     }
 }
 
@@ -209,7 +213,7 @@ pub(crate) fn become_init(
         // While the launcher does its part: this takes longer than all that.
         step("create the network namespace", "", process::new_network_namespace())?;
         step("bring up", "lo", net::loopback_up())?;
-        inherited.names = listen_for_names(plan);
+        inherited.names = listen_for_names(plan)?;
         Ok(())
     });
     let begun = walled.and_then(|()| {
@@ -297,6 +301,8 @@ struct Begun {
     outside: OwnedFd,
     /// What was tried so far.
     tried: u32,
+    /// The way to what may be reached.
+    gate: Option<Gate>,
     /// What was tried from where a command stands, and with which filters and limits.
     trial: Option<(u32, Vec<Vec<u64>>, Promised)>,
     shifted: bool,
@@ -330,7 +336,9 @@ fn begin(plan: &Plan, trees: Vec<OwnedFd>, shifted: bool) -> Result<Begun, Failu
     drop(trees);
     let census = step("mount", "init's own /proc", new_census())?;
     step("set the host name", &plan.hostname, set_hostname(&plan.hostname))?;
+    // Before there is a door: the namespace alone is to be tried.
     let network = attempt::network(plan.promised.host_port)?;
+    let gate = plan.egress.as_ref().map(Gate::open).transpose()?;
     step("enter the new root", "", mount::pivot_to(root.as_fd()))?;
     drop(root);
     mask_proc(plan)?;
@@ -342,12 +350,13 @@ fn begin(plan: &Plan, trees: Vec<OwnedFd>, shifted: bool) -> Result<Begun, Failu
         true => Some((attempt::as_command(plan)?, plan.filter.workload.clone(), plan.promised)),
         false => None,
     };
-    Ok(Begun { scratch, size: plan.scratch, meter, census, outside, tried, trial, shifted })
+    let size = plan.scratch;
+    Ok(Begun { scratch, size, meter, census, outside, tried, gate, trial, shifted })
 }
 
 /// Gives up all rights, and tries what must fail then.
 fn finish(plan: &Plan, begun: Begun, work: Option<&OwnedFd>) -> Result<(Proof, Kept), Failure> {
-    let Begun { scratch, size, meter, census, outside, tried, trial, shifted } = begun;
+    let Begun { scratch, size, meter, census, outside, tried, gate, trial, shifted } = begun;
     if plan.scratch != size {
         step("resize", "the writable layer", resize(scratch.as_fd(), plan.scratch))?;
     }
@@ -359,7 +368,8 @@ fn finish(plan: &Plan, begun: Begun, work: Option<&OwnedFd>) -> Result<(Proof, K
     let tried = tried | trial | prove(plan, &outside, tried::LANDLOCK)?;
     let landlock_abi = landlock::abi().unwrap_or_default();
     let proof = Proof { landlock_abi, owners_shifted: shifted, tried };
-    Ok((proof, Kept { scratch: Some(scratch), meter, census, refusals, own: None, written: None }))
+    let scratch = Some(scratch);
+    Ok((proof, Kept { scratch, meter, census, refusals, gate, own: None, written: None }))
 }
 
 /// Bounds what the sandbox takes of the inotify quota of the one user that it and its caller are.

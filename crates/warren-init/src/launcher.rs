@@ -354,8 +354,9 @@ impl Maker {
         let base = ids.as_ref().map(|(_, base)| *base);
         let group = step("open the control group", "", open_group(plan, base))?;
         let (line, theirs) = step("make a socket", "", socket::pair())?;
-        // One that has rights over its network has to be the one who makes it.
-        let own = plan.users == Users::One && plan.walls == Walls::Namespaces;
+        // One that has rights over its network, or opens a door in it, has to be the one who makes it.
+        let plain = plan.users == Users::One && plan.egress.is_none();
+        let own = plain && plan.walls == Walls::Namespaces;
         let network = self.network && own;
         let cgroup = group.as_ref().map(AsFd::as_fd);
         let (namespaces, acts) = match plan.walls {

@@ -4,6 +4,8 @@
 //! applied inside by init, which knows none of them. Paths are inside the sandbox unless their
 //! name says `source`.
 
+use std::net::IpAddr;
+
 use serde::{Deserialize, Serialize};
 
 /// The user and group that commands run as, inside.
@@ -50,6 +52,8 @@ pub struct Plan {
     pub walls: Walls,
     /// What is promised of its commands.
     pub promised: Promised,
+    /// What it may ask to reach beyond itself, if anything.
+    pub egress: Option<Egress>,
     /// Whether it is made before anybody asked for it: init does what no spec changes, and waits on its
     /// control socket for a plan that [`completes`](Plan::completes) this one.
     pub ahead: bool,
@@ -72,6 +76,7 @@ impl Plan {
             devices,
             proc,
             walls,
+            egress,
             // Whoever made them knows whether they are those that are wanted.
             cgroups: _,
             landlock: _,
@@ -86,8 +91,31 @@ impl Plan {
             && (self.identity, self.users, self.lifetime) == (*identity, *users, *lifetime)
             && (&self.hostname, &self.root, &self.skeleton) == (hostname, root, skeleton)
             && (&self.overlays, &self.mounts, &self.devices) == (overlays, mounts, devices)
-            && (&self.proc, &self.walls) == (proc, walls)
+            && (&self.proc, &self.walls, &self.egress) == (proc, walls, egress)
     }
+}
+
+/// What a sandbox may ask to reach beyond itself.
+///
+/// No way leads out of its network all the same: what it connects to is init, which hands the connection to whoever
+/// decides about it, outside. What is said here is only what init takes on for that.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Egress {
+    /// The names that get an address, as [`domain::matches`](crate::domain::matches) reads them.
+    pub names: Vec<String>,
+    /// The addresses that can be connected to beside those.
+    pub ranges: Vec<Range>,
+    /// Those of them that cannot, unless a longer range says otherwise.
+    pub closed: Vec<Range>,
+}
+
+/// All addresses that begin with the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Range {
+    /// One of them.
+    pub address: IpAddr,
+    /// How many bits.
+    pub bits: u8,
 }
 
 /// What is promised of a sandbox's commands and the rest of its plan does not say; tried before it is ready.

@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use serde::de::DeserializeOwned;
@@ -212,6 +213,27 @@ pub enum Request {
         /// How many huge pages to ask for, which are more than there may be.
         huge_pages: usize,
     },
+    /// Hand out on this socket what commands connect to beyond the sandbox, each as an [`Outward`]; and take back which of
+    /// it was refused, each as a [`denied::Refused`]. Whoever asked for that before hears no more of it.
+    Egress,
+}
+
+/// A connection of a command to somewhere beyond its sandbox, which carries its socket: this end is the destination's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outward {
+    /// Where to.
+    pub to: Toward,
+    /// And to which port.
+    pub port: u16,
+}
+
+/// What a command wants to reach.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Toward {
+    /// A host of this name.
+    Name(String),
+    /// An address.
+    Address(IpAddr),
 }
 
 /// An address by which a sandbox reaches itself.
@@ -667,7 +689,11 @@ mod tests {
          standing: 010200\n\
          probe gently: 0b00000000000000000003\n\
          denied a name: 020401610002\n\
-         denied a call: 0202040100000000000201";
+         denied a call: 0202040100000000000201\n\
+         egress: 0c\n\
+         outward by name: 000161bb03\n\
+         outward by address: 01000a00000116\n\
+         denied a destination: 0206016150010001";
 
     /// A change here is a change for every init that runs while its daemon is replaced: [`VERSION`].
     #[test]
@@ -704,6 +730,10 @@ mod tests {
         let name = denied::Denied { what: Refused::Name(b"a".to_vec()), errno: 0, count: 2 };
         let what = Refused::Call { nr: 4, args: [1, 0, 0, 0, 0, 0] };
         let call = denied::Denied { what, errno: 1, count: 1 };
+        let address = [10, 0, 0, 1].into();
+        let what =
+            Refused::Destination { to: b"a".to_vec(), port: 80, why: denied::Barred::NotPublic };
+        let destination = denied::Denied { what, errno: 0, count: 1 };
         let said = [
             ("hello", hex(&Request::Hello)),
             ("end", hex(&Request::End)),
@@ -728,6 +758,10 @@ mod tests {
             ("probe gently", hex(&gently)),
             ("denied a name", hex(&ExecEvent::Denied(name))),
             ("denied a call", hex(&ExecEvent::Denied(call))),
+            ("egress", hex(&Request::Egress)),
+            ("outward by name", hex(&Outward { to: Toward::Name("a".into()), port: 443 })),
+            ("outward by address", hex(&Outward { to: Toward::Address(address), port: 22 })),
+            ("denied a destination", hex(&ExecEvent::Denied(destination))),
         ];
         let said = said.map(|(what, bytes)| format!("{what}: {bytes}"));
         assert_eq!(said.join("\n"), VERSION_2);

@@ -71,6 +71,7 @@ pub(crate) fn go_on(begin: Begin, line: OwnedFd, fds: Vec<OwnedFd>) -> ! {
                 meter,
                 census,
                 refusals,
+                gate: None,
                 own: Some((work, line)),
                 written: Some(written),
             };

@@ -19,6 +19,7 @@ use crate::account::{Census, Leaf, Meter, Seen, Work};
 use crate::apply::Inherited;
 use crate::exec::{Ends, Refusal, Ruled, Spare, Started, Starter};
 use crate::explain::Follower;
+use crate::gate::Gate;
 use crate::launcher::{drain, is_about_one_message};
 use crate::log::Room;
 use crate::logged::Logged;
@@ -124,6 +125,7 @@ struct Init<'a> {
     census: Census,
     refusals: Option<Refusals>,
     names: Option<Names>,
+    gate: Option<Gate>,
     work: Option<Work>,
     running: HashMap<Pid, Running>,
     /// Groups of commands that ended but left something running.
@@ -179,6 +181,8 @@ pub(crate) struct Kept {
     pub(crate) census: Census,
     /// What hears of refused calls, if anything does.
     pub(crate) refusals: Option<Refusals>,
+    /// The way to what may be reached, if anything may.
+    pub(crate) gate: Option<Gate>,
     /// On a kernel of its own: that kernel's groups, and the line to the one who guards it.
     pub(crate) own: Option<(Work, OwnedFd)>,
     /// A directory that is written to, on a kernel where a path may not be walked while somebody else walks one on a
@@ -188,7 +192,7 @@ pub(crate) struct Kept {
 
 /// Serves until nobody is there to serve.
 pub(crate) fn serve(plan: &Plan, control: &OwnedFd, inherited: Inherited, kept: Kept) {
-    let Kept { scratch, meter, census, refusals, own, written } = kept;
+    let Kept { scratch, meter, census, refusals, gate, own, written } = kept;
     let (own_work, line) = own.unzip();
     let Ok(proof) = SingleThreaded::claim() else { return };
     let Ok(children) = process::child_events() else { return };
@@ -233,6 +237,7 @@ pub(crate) fn serve(plan: &Plan, control: &OwnedFd, inherited: Inherited, kept: 
         census,
         refusals,
         names,
+        gate,
         work,
         running: HashMap::new(),
         lingering: Vec::new(),
@@ -276,6 +281,8 @@ impl Init<'_> {
         fds.extend(self.line.iter().map(|line| PollFd::new(line, PollFlags::IN)));
         fds.extend(self.refusals.iter().map(|refusals| PollFd::new(refusals, PollFlags::IN)));
         fds.extend(self.names.iter().map(|names| PollFd::new(names, PollFlags::IN)));
+        let gate = self.gate.iter().flat_map(Gate::watched);
+        fds.extend(gate.map(|(fd, flags)| PollFd::new(fd, flags)));
         fds.extend(self.unread.iter().map(|pipe| PollFd::new(pipe, PollFlags::IN)));
         fds.extend(self.reading.iter().map(|(channel, _)| PollFd::new(channel, PollFlags::IN)));
         let logged = self.logs.values().flat_map(Logged::watched);
@@ -310,6 +317,7 @@ impl Init<'_> {
         let handed_in = self.line.is_some() && next();
         let refused = self.refusals.is_some() && next();
         let asked_for_names = self.names.is_some() && next();
+        let barred = self.gate.as_mut().map(|gate| gate.ready(&mut next)).unwrap_or_default();
         self.unread.retain(|pipe| !next() || discard(pipe));
         let done = |(channel, _): &mut (OwnedFd, Vec<OwnedFd>)| {
             next() && matches!(protocol::receive_trusted::<ExecControl>(&*channel), Ok(None))
@@ -347,8 +355,9 @@ impl Init<'_> {
             self.hear_refusals();
         }
         if asked_for_names {
-            self.refuse_names();
+            self.answer_names();
         }
+        self.blame(barred);
         if accept {
             self.accept();
         }
@@ -381,17 +390,22 @@ impl Init<'_> {
         }
     }
 
-    /// Refuses names, and notes whose wish each was, if only one could have asked.
-    fn refuse_names(&mut self) {
-        let Some(names) = &self.names else { return };
-        let refuse = std::iter::from_fn(|| names.refuse_next());
-        let asked: Vec<Vec<u8>> = refuse.take(names::AT_ONCE).collect();
-        // A datagram does not say who sent it.
+    /// Answers who asks for names, and notes those that were refused.
+    fn answer_names(&mut self) {
+        let (Some(names), gate) = (&self.names, &mut self.gate) else { return };
+        let answer = || names.answer_next(gate.as_mut().map(Gate::book));
+        let asked: Vec<_> = std::iter::from_fn(answer).take(names::AT_ONCE).flatten().collect();
+        let asked = asked.into_iter().filter(|name| !name.is_empty());
+        self.blame(asked.map(Refused::Name).collect());
+    }
+
+    /// Notes what the network refused, if only one could have wanted it: neither a datagram nor a connection says
+    /// whose it is.
+    fn blame(&mut self, refused: Vec<Refused>) {
         let mut commands = self.running.values_mut();
         let (Some(only), None) = (commands.next(), commands.next()) else { return };
         if self.lingering.is_empty() && self.ending.is_empty() {
-            let asked = asked.into_iter().filter(|name| !name.is_empty());
-            asked.for_each(|name| only.refused_here.add(Refused::Name(name), 0));
+            refused.into_iter().for_each(|what| only.refused_here.add(what, 0));
         }
     }
 
@@ -466,6 +480,11 @@ impl Init<'_> {
             }
             Request::End => return Asked::End,
             Request::Connect { to, port } => port::connect(to, port, &reply),
+            Request::Egress => {
+                if let Some(gate) = &mut self.gate {
+                    gate.lead_to(reply);
+                }
+            }
             Request::Scratch => match &self.scratch {
                 Some(scratch) => drop(protocol::send(&reply, &Done(0), &[scratch.as_fd()])),
                 None => answer(&reply, Err(Errno::OPNOTSUPP.into())),

@@ -282,6 +282,7 @@ fn become_init((plan, rules): (&Plan, &Rules), control: &OwnedFd, inherited: Inh
                 meter,
                 census,
                 refusals,
+                gate: None,
                 own: None,
                 written: None,
             };

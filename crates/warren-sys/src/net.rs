@@ -1,10 +1,17 @@
-//! Network interfaces, and which network a socket is in.
+//! Network interfaces, which network a socket is in, and where a network leads to.
 #![expect(unsafe_code, reason = "interface ioctls and SO_NETNS_COOKIE have no safe wrapper")]
+
+mod divert;
+mod netlink;
+mod route;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+
+pub use divert::{divert_tcp, listen_transparently};
+pub use route::{Range, Way, route};
 
 /// By number, from the kernel's `sockios.h`: C libraries do not agree on its type.
 const SIOCSIFFLAGS: libc::Ioctl = 0x8914;

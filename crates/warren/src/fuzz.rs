@@ -1,6 +1,11 @@
 //! Doors for `fuzz/` to what parses what came from elsewhere.
 
-use crate::{image, layers, snapshot};
+use crate::{egress, image, layers, snapshot};
+
+/// Watches what a client in a sandbox sends to a server outside.
+pub fn egress(data: &[u8]) {
+    egress::guard::fuzz(data);
+}
 
 /// Reads what an image says of itself.
 pub fn image(data: &[u8]) {

@@ -5,12 +5,13 @@
 //! [`layers`] keeps the files that sandboxes stand on, and [`image`] brings them from elsewhere;
 //! [`manager`] gives sandboxes to clients and takes them back; [`store`] keeps what outlives it;
 //! [`template`] builds what sandboxes are made from by name; [`receipt`] says what was tried of one;
-//! [`shell`] runs commands in one shell that keeps its state; [`clock`] says when something kept is over.
+//! [`egress`] lets them reach what they may; [`shell`] runs commands in one shell that keeps its state; [`clock`] says when something kept is over.
 
 pub mod backend;
 pub mod clock;
 pub mod contract;
 pub mod denial;
+pub mod egress;
 #[cfg(feature = "fuzz")]
 #[doc(hidden)]
 pub mod fuzz;
@@ -25,6 +26,7 @@ pub mod store;
 pub mod template;
 
 pub use contract::*;
+pub use egress::EgressOptions;
 pub use manager::{DefaultSandboxManager, Shutdown};
 #[doc(inline)]
 pub use warren_init::archive;

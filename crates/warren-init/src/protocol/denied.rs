@@ -67,6 +67,26 @@ pub enum Refused {
     Name(Vec<u8>),
     /// More of something than there may be.
     Bound(Bound),
+    /// To reach a destination, by whoever decides about that outside.
+    Destination {
+        /// Its name or address.
+        to: Vec<u8>,
+        /// The port.
+        port: u16,
+        /// Why.
+        why: Barred,
+    },
+}
+
+/// Why a destination is not to be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Barred {
+    /// Nobody allowed it.
+    NotAllowed,
+    /// It is no public address, or has none.
+    NotPublic,
+    /// What the command said there cannot be judged, or is not said by anybody honest.
+    Unclear,
 }
 
 /// What can be done at a path.
@@ -159,6 +179,7 @@ impl Refused {
             Self::Path { path, place, .. } => path.len() + place.len(),
             Self::Absent { path, .. } => path.len(),
             Self::Name(name) => name.len(),
+            Self::Destination { to, .. } => to.len(),
             Self::Call { .. } | Self::Address { .. } | Self::Bound(_) => 0,
         }
     }

@@ -29,6 +29,16 @@ pub trait IsolationBackend: Send + Sync {
         Ok(Inspection { capabilities: self.probe().await?, findings: Vec::new() })
     }
 
+    /// Tries whether its sandboxes can reach anything beyond themselves; says why they cannot.
+    async fn try_egress(&self) -> Result<(), SandboxError> {
+        Err(SandboxError::Unsupported {
+            feature: "a network beyond the sandbox's own loopback".to_owned(),
+            backend: self.name().to_owned(),
+            hint: "leave `network_enabled` and `allowed_network` out, or use the backend `linux`"
+                .to_owned(),
+        })
+    }
+
     /// Builds a sandbox, or leaves nothing behind.
     ///
     /// The same as [`create_sandbox_with`](Self::create_sandbox_with) and the default options.

@@ -9,6 +9,7 @@ mod base;
 mod capabilities;
 mod command;
 mod denial;
+mod destination;
 mod error;
 mod exec;
 mod execs;
@@ -19,6 +20,7 @@ mod limits;
 mod manager;
 mod pool;
 mod port;
+mod reach;
 mod receipt;
 mod sandbox;
 mod selection;
@@ -33,6 +35,8 @@ pub use base::{Base, HostTools, LayerId, MAX_LAYERS};
 pub use capabilities::{Enforcement, Layer, SandboxCapabilities};
 pub use command::Command;
 pub use denial::{Denial, Explain};
+pub(crate) use destination::has;
+pub use destination::{Destination, DestinationHost, NoDestination};
 pub use error::{ProgramFault, Result, SandboxError};
 pub use exec::{ExecCause, ExecContext, ExecOutput, ExecReport, ResourceUsage, StreamOutput};
 pub use execs::{
@@ -53,6 +57,7 @@ pub use limits::{Bound, EnforcedLimit, Limit, ResourceLimits, UnknownLimit};
 pub use manager::{SandboxManager, SandboxManagerConfig, SandboxManagerStats};
 pub use pool::PoolConfig;
 pub use port::PortStream;
+pub use reach::Reach;
 pub use receipt::{
     Envelope, EnvelopeSignature, Extent, Receipt, ReceiptLayer, ReceiptTry, SignedReceipt, Verdict,
 };

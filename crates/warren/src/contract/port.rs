@@ -17,12 +17,19 @@ pub struct PortStream {
     stream: TcpStream,
     /// What must stay as long as the connection does.
     held: Vec<Box<dyn Send + Sync>>,
+    /// Whether its end is to be told as a failure.
+    resets: bool,
 }
 
 impl PortStream {
     /// Makes one of a connection that stands.
     pub fn new(stream: TcpStream) -> Self {
-        Self { stream, held: Vec::new() }
+        Self { stream, held: Vec::new(), resets: false }
+    }
+
+    /// Closes it so that the other end hears of a failure, and not only of the end.
+    pub fn reset(mut self) {
+        self.resets = true;
     }
 
     /// Keeps `what` until the connection is closed.
@@ -42,7 +49,8 @@ impl fmt::Debug for PortStream {
 impl Drop for PortStream {
     fn drop(&mut self) {
         // With a time to linger, which whoever made the socket may have set, closing it would wait.
-        let _ = rustix::net::sockopt::set_socket_linger(&self.stream, None);
+        let linger = self.resets.then_some(std::time::Duration::ZERO);
+        let _ = rustix::net::sockopt::set_socket_linger(&self.stream, linger);
     }
 }
 

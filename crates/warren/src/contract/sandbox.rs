@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 
 use super::{
     Base, Capture, Command, DiffEntry, DiffOptions, Enforcement, ExecContext, ExecId, ExecOptions,
-    ExecOutput, ExecReport, Extent, FoundExec, PortStream, Receipt, ResourceUsage, Result,
+    ExecOutput, ExecReport, Extent, FoundExec, PortStream, Reach, Receipt, ResourceUsage, Result,
     SandboxCapabilities, SandboxError, SandboxFiles, SandboxId, SandboxSpec, StreamOutput,
 };
 
@@ -129,6 +129,27 @@ pub trait Sandbox: Send + Sync {
             backend: self.capabilities().backend.clone(),
             hint: "choose a backend that has them, `linux` for one".to_owned(),
         })
+    }
+
+    /// Has it reach this much of what its spec lets it, from now on and also after a restart. What it is connected to and
+    /// may not be any more is ended.
+    ///
+    /// One that reaches nothing anyway can be denied anything.
+    async fn set_reach(&self, reach: &Reach) -> Result<(), SandboxError> {
+        if reach.allow.is_empty() && !self.capabilities().has_network {
+            return Ok(());
+        }
+        Err(SandboxError::Unsupported {
+            feature: "changing what a sandbox may reach".to_owned(),
+            backend: self.capabilities().backend.clone(),
+            hint: "say it when the sandbox is made, with a backend that has a network, `linux` for one"
+                .to_owned(),
+        })
+    }
+
+    /// Returns how much it reaches of what its spec lets it.
+    fn reach(&self) -> Reach {
+        Reach::default()
     }
 
     /// Returns what its backend needs to find it again after a restart, to be kept in a store and

@@ -1,7 +1,6 @@
 //! What a sandbox shall be.
 
 use std::collections::HashSet;
-use std::net::IpAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
@@ -153,7 +152,7 @@ impl SandboxSpec {
         let count = self.allowed_network.len();
         check_count("allowed_network", "destinations", count, MAX_DESTINATIONS)?;
         for (i, destination) in self.allowed_network.iter().enumerate() {
-            if !is_destination(destination) {
+            if destination.parse::<super::Destination>().is_err() {
                 return Err(SandboxError::invalid(
                     format!("allowed_network[{i}]"),
                     format!("`{}` is no destination", destination.escape_debug()),
@@ -288,43 +287,6 @@ fn kernel_path(field: &str, path: &Path) -> SandboxError {
         format!("`{}` belongs to the sandbox's own /proc, /sys or /dev", path.display()),
         "choose a place outside of /proc, /sys and /dev",
     )
-}
-
-/// Tells whether `text` is a host, host:port, `*.domain`, address or network.
-fn is_destination(text: &str) -> bool {
-    if let Some((address, bits)) = text.split_once('/') {
-        let most = match address.parse() {
-            Ok(IpAddr::V4(_)) => 32,
-            Ok(IpAddr::V6(_)) => 128,
-            Err(_) => return false,
-        };
-        return is_decimal(bits) && bits.parse().is_ok_and(|bits: u8| bits <= most);
-    }
-    if text.parse::<IpAddr>().is_ok() {
-        return true;
-    }
-    let (host, port) = match text.rsplit_once(':') {
-        Some((host, port)) => (host, Some(port)),
-        None => (text, None),
-    };
-    let port_fits =
-        port.is_none_or(|port| is_decimal(port) && port.parse().is_ok_and(|port: u16| port > 0));
-    let bracketed = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-    let host_fits = match bracketed {
-        Some(address) => matches!(address.parse(), Ok(IpAddr::V6(_))),
-        None => is_host_name(host.strip_prefix("*.").unwrap_or(host)),
-    };
-    port_fits && host_fits
-}
-
-fn is_decimal(text: &str) -> bool {
-    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
-}
-
-fn is_host_name(name: &str) -> bool {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
-    let label = |label: &str| (1..=63).contains(&label.len()) && label.bytes().all(plain);
-    name.len() <= 253 && name.strip_suffix('.').unwrap_or(name).split('.').all(label)
 }
 
 #[cfg(test)]

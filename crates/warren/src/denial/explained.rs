@@ -3,16 +3,17 @@
 //! Init tells facts; here they meet what the spec says and what `warren` calls things. What comes from
 //! init is read as hostile: paths may hold anything.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-use warren_init::protocol::denied::{Bound, Denials, Denied, PathWall, Refused, Right};
+use warren_init::domain;
+use warren_init::protocol::denied::{Barred, Bound, Denials, Denied, PathWall, Refused, Right};
 use warren_sys::seccomp::{Action, Arch, Call, evaluate};
 
 use super::of_limit;
 use crate::profile::{self, CALLS, Seccomp};
-use crate::{Denial, EnforcedLimit, Limit, SandboxSpec};
+use crate::{Denial, Destination, EnforcedLimit, Limit, SandboxSpec, egress};
 
 /// Tells where a path really is, if it is there.
 pub(crate) type Really = dyn Fn(&Path) -> Option<PathBuf>;
@@ -58,11 +59,9 @@ impl Ground<'_> {
             Refused::Path { path, place, right, wall } => self.path(path, place, *right, wall),
             Refused::Absent { path, right } => self.absent(path, *right)?,
             Refused::Call { nr, args } => self.call(*nr, args),
-            Refused::Address { address, port } => address_told(address, *port)?,
-            Refused::Name(name) => {
-                let by = "the sandbox's own network, which has no name server".to_owned();
-                ("network", format!("look up {}", shown(name)), by, None)
-            }
+            Refused::Address { address, port } => self.address(address, *port)?,
+            Refused::Name(name) => self.name(name),
+            Refused::Destination { to, port, why } => self.destination(to, *port, *why),
             Refused::Bound(bound) => {
                 let limit = match bound {
                     Bound::OpenFiles => Limit::OpenFiles,
@@ -151,6 +150,49 @@ impl Ground<'_> {
         Some(("mount", what, by, Some(grant)))
     }
 
+    /// Says how to have a destination reached: where there is a network to reach it from.
+    fn reached(&self, destination: &str) -> Option<String> {
+        let is_one = destination.parse::<Destination>().is_ok();
+        (!self.on_host && is_one).then(|| format!("--allow-net {destination}"))
+    }
+
+    fn name(&self, name: &[u8]) -> Told {
+        let by = match egress::is_asked(self.spec) {
+            true => "what the sandbox may reach, which has no such name",
+            false => "the sandbox's own network, which has no name server",
+        };
+        let grant = domain::canonical(name).and_then(|name| self.reached(&name));
+        ("network", format!("look up {}", shown(name)), by.to_owned(), grant)
+    }
+
+    fn address(&self, address: &[u8], port: u16) -> Option<Told> {
+        let address = match *address {
+            [a, b, c, d] => IpAddr::V4(Ipv4Addr::new(a, b, c, d)),
+            _ => IpAddr::V6(Ipv6Addr::from(<[u8; 16]>::try_from(address).ok()?)),
+        };
+        let by = "the sandbox's own network, from which no way leads out".to_owned();
+        let grant = egress::is_public(address).then(|| SocketAddr::new(address, port).to_string());
+        let grant = grant.and_then(|destination| self.reached(&destination));
+        Some(("network", format!("reach {address} port {port}"), by, grant))
+    }
+
+    /// What was decided outside about a connection.
+    fn destination(&self, to: &[u8], port: u16, why: Barred) -> Told {
+        let to = shown(to);
+        let (by, grant) = match why {
+            Barred::NotAllowed => {
+                let destination = match to.parse() {
+                    Ok(address) => SocketAddr::new(address, port).to_string(),
+                    Err(_) => format!("{to}:{port}"),
+                };
+                ("what the sandbox may reach", self.reached(&destination))
+            }
+            Barred::NotPublic => ("the broker, which leads to public addresses alone", None),
+            Barred::Unclear => ("the broker, which cannot tell whom it names", None),
+        };
+        ("network", format!("reach {to} port {port}"), by.to_owned(), grant)
+    }
+
     /// A call that the filter refused: which filter would not.
     fn call(&self, nr: u32, args: &[u64; 6]) -> Told {
         let name = call_name(nr);
@@ -188,15 +230,6 @@ type Told = (&'static str, String, String, Option<String>);
 fn allows(filter: &Seccomp, call: &Call) -> bool {
     let older = evaluate(filter.init, call);
     evaluate(filter.workload, call).stacked_on(older) == Action::Allow
-}
-
-fn address_told(address: &[u8], port: u16) -> Option<Told> {
-    let address = match *address {
-        [a, b, c, d] => IpAddr::V4(Ipv4Addr::new(a, b, c, d)),
-        _ => IpAddr::V6(Ipv6Addr::from(<[u8; 16]>::try_from(address).ok()?)),
-    };
-    let by = "the sandbox's own network, from which no way leads out".to_owned();
-    Some(("network", format!("reach {address} port {port}"), by, None))
 }
 
 fn call_name(nr: u32) -> Option<String> {

@@ -14,7 +14,7 @@ use crate::shell::is_shell;
 use crate::{
     Base, Capture, Command, DiffEntry, DiffOptions, Enforcement, ExecContext, ExecEnd, ExecHandle,
     ExecId, ExecInfo, ExecMeasure, ExecOptions, ExecOutput, ExecReport, Extent, FoundExec, LogRead,
-    LogWait, PortStream, Receipt, ResourceUsage, Result, Sandbox, SandboxCapabilities,
+    LogWait, PortStream, Reach, Receipt, ResourceUsage, Result, Sandbox, SandboxCapabilities,
     SandboxError, SandboxFiles, SandboxId, SandboxSession, SessionState, SnapshotOptions,
     StreamOutput, TerminalSize,
 };
@@ -388,6 +388,15 @@ impl Sandbox for Guarded {
     async fn connect(&self, port: u16) -> Result<PortStream, SandboxError> {
         let work = self.begin(Use::Runs)?;
         Ok(self.handle.connect(port).await?.holding(work))
+    }
+
+    async fn set_reach(&self, reach: &Reach) -> Result<(), SandboxError> {
+        let _work = self.begin(Use::Looks)?;
+        self.handle.set_reach(reach).await
+    }
+
+    fn reach(&self) -> Reach {
+        self.handle.reach()
     }
 
     fn anchor(&self) -> Option<String> {

@@ -271,6 +271,14 @@ impl DefaultSandboxManager {
         Ok(())
     }
 
+    /// Tries whether a sandbox of this spec could reach anything beyond itself, on the backend that would make it.
+    pub async fn try_egress(&self, spec: &SandboxSpec) -> Result<()> {
+        let fitting = self.inner.choose(spec, &IsolationRequirements::default(), None).await?;
+        let first = fitting.first().and_then(|first| self.inner.backends.get(first.index));
+        let first = first.ok_or_else(|| SandboxError::NoMatch { missing: Vec::new() })?;
+        first.backend.try_egress().await
+    }
+
     /// Returns how each backend does: one that is broken hides no other.
     pub async fn health_report(&self) -> Vec<(String, Result<BackendHealth>)> {
         self.inner.start();
@@ -749,8 +757,11 @@ impl Inner {
         let warm = registry.sandboxes.pooled().filter(fits);
         // Of one profile there may be several kinds: the one that was made for this first.
         let unlike = |warm: &SandboxSpec| {
-            warm.workdir != spec.workdir
-                || warm.limits.max_write_bytes != spec.limits.max_write_bytes
+            let network = warm.network_enabled != spec.network_enabled
+                || warm.allowed_network != spec.allowed_network;
+            let place = warm.workdir != spec.workdir
+                || warm.limits.max_write_bytes != spec.limits.max_write_bytes;
+            (network, place)
         };
         let best = warm.min_by_key(|(_, entry)| (unlike(&entry.spec), entry.since))?.0.clone();
         let mut warm = registry.sandboxes.get_mut(&best)?;

@@ -21,8 +21,8 @@ use crate::layers::records::Records;
 use crate::layers::{Held, Layers};
 use crate::snapshot::Snapshots;
 use crate::{
-    Base, Capture, ForkOptions, IsolationRequirements, Result, Sandbox, SandboxError, SandboxId,
-    SandboxSession, SandboxSpec, Snapshot, SnapshotKind, SnapshotOptions,
+    Base, Capture, ForkOptions, IsolationRequirements, Reach, Result, Sandbox, SandboxError,
+    SandboxId, SandboxSession, SandboxSpec, Snapshot, SnapshotKind, SnapshotOptions,
 };
 
 /// How long a capture, and making a sandbox anew, may take.
@@ -88,6 +88,10 @@ impl Inner {
             Found::Ended => Err(SandboxError::SessionEnded { id: id() }),
             Found::Unknown => Err(SandboxError::NotFound { what: "session", id: id() }),
         }
+    }
+
+    fn handle_of(&self, session: &SandboxSession) -> Option<Arc<dyn Sandbox>> {
+        self.registry().sandboxes.get(&session.sandbox_id)?.handle.clone()
     }
 
     async fn capture(self: &Arc<Self>, session: &SandboxSession) -> Result<Capture> {
@@ -244,7 +248,8 @@ impl Inner {
         // Before the sandbox stands still for something that cannot be.
         self.check_room(options)?;
         let Capture { base, held, .. } = self.capture(session).await?;
-        let fork = Ground { backend, layers, spec: (*spec).clone(), base, held };
+        let reach = self.handle_of(session).map(|handle| handle.reach()).unwrap_or_default();
+        let fork = Ground { backend, layers, spec: (*spec).clone(), base, reach, held };
         self.make_fork(fork, options, &session.client_id).await
     }
 
@@ -271,7 +276,9 @@ impl Inner {
                 Err(SandboxError::NotFound { .. }) => {}
                 Err(error) => return Err(error),
                 Ok((Snapshot { spec, base, .. }, held)) => {
-                    let fork = Ground { backend, layers, spec, base, held };
+                    // What was reached when it was taken is not part of what was saved.
+                    let reach = Reach::default();
+                    let fork = Ground { backend, layers, spec, base, reach, held };
                     return self.make_fork(fork, options, client).await;
                 }
             }
@@ -300,7 +307,7 @@ impl Inner {
         options: &ForkOptions,
         client: &str,
     ) -> Result<Vec<Joined>> {
-        let Ground { backend, layers, mut spec, base, held } = ground;
+        let Ground { backend, layers, mut spec, base, reach, held } = ground;
         if let Some(labels) = &options.labels {
             spec.labels = labels.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
             spec.labels.sort();
@@ -319,8 +326,16 @@ impl Inner {
         let (writer, id) = (records.clone(), fork_id.clone());
         blocking(move || writer.put(&id, &record)).await?;
         let make = |id: SandboxId| {
-            let (fitting, spec, base) = (&fitting, &spec, &base);
-            async move { self.create(fitting, (spec, base), Some(&id), Needs::default(), client).await }
+            let (fitting, spec, base, reach) = (&fitting, &spec, &base, &reach);
+            async move {
+                let made = (spec, base);
+                let made = self.create(fitting, made, Some(&id), Needs::default(), client).await?;
+                // Before anybody has it.
+                match *reach == Reach::default() {
+                    true => Ok(made),
+                    false => made.handle.set_reach(reach).await.map(|()| made),
+                }
+            }
         };
         let made = join_all(ids.into_iter().map(make)).await;
         let (made, failed): (Vec<_>, Vec<_>) = made.into_iter().partition(Result::is_ok);
@@ -431,6 +446,8 @@ struct Ground {
     layers: Layers,
     spec: SandboxSpec,
     base: Base,
+    /// How much of what it may reach it does.
+    reach: Reach,
     held: Held,
 }
 

@@ -159,7 +159,13 @@ mod linux {
                 Some("--bind SRC:/etc/warren-x".to_owned()),
             ),
             ("network", "reach 169.254.169.254 port 80".to_owned(), "ENETUNREACH", 1, None),
-            ("network", "look up warren.example".to_owned(), "REFUSED", 1, None),
+            (
+                "network",
+                "look up warren.example".to_owned(),
+                "REFUSED",
+                1,
+                Some("--allow-net warren.example".to_owned()),
+            ),
             ("seccomp", "call mount".to_owned(), "EPERM", 1, None),
             (
                 "seccomp",

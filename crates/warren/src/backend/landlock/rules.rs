@@ -187,6 +187,7 @@ pub(crate) fn plan(inputs: &Inputs<'_>, host: &impl Look) -> Result<Plan> {
             nonce: nonce(inputs.id),
         }),
         promised: promised(inputs.seccomp, inputs.limits),
+        egress: None,
         ahead: false,
     })
 }

@@ -113,6 +113,7 @@ fn is_plain(spec: &SandboxSpec, base: &Base) -> bool {
         && spec.allowed_paths_ro.is_empty()
         && spec.allowed_paths_rw.is_empty()
         && spec.bind_mounts.is_empty()
+        && !crate::egress::is_asked(spec)
 }
 
 impl Ahead {
@@ -284,6 +285,7 @@ impl LinuxBackend {
         let wanted = Wanted {
             id: &id,
             plan: &plan,
+            egress: None,
             seccomp,
             limits: &spec.limits,
             settings: &[],

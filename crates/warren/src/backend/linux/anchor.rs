@@ -17,10 +17,12 @@ use warren_init::protocol;
 use warren_sys::socket;
 
 pub(crate) use crate::clock::boot_id;
-use crate::{Base, Result, SandboxError, SandboxId};
+use crate::{Base, Reach, Result, SandboxError, SandboxId};
 
 /// The name of the socket in a sandbox's directory.
 const SOCKET: &str = "init";
+/// The name of the file there that says how much of what it may reach it does.
+const REACH: &str = "reach";
 
 /// What is kept of a sandbox to find it by.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -167,6 +169,25 @@ impl Home {
     /// Begins a conversation with the init that listens there.
     pub(crate) fn connect(&self) -> io::Result<OwnedFd> {
         socket::connect(File::open(&self.path)?, SOCKET)
+    }
+
+    /// Writes down how much of what its sandbox may reach it does.
+    pub(crate) fn note_reach(&self, reach: &Reach) -> Result<()> {
+        let (path, new) = (self.path.join(REACH), self.path.join(format!("{REACH}.new")));
+        let written = serde_json::to_vec(reach).map_err(io::Error::from);
+        let written = written.and_then(|text| fs::write(&new, text));
+        let written = written.and_then(|()| fs::rename(&new, &path));
+        written.map_err(|error| SandboxError::step("write", path, error))
+    }
+
+    /// Reads it again; nothing was written if all is reached.
+    pub(crate) fn reach(&self) -> Result<Option<Reach>> {
+        let path = self.path.join(REACH);
+        let read = match fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            read => read.and_then(|text| Ok(serde_json::from_slice(&text)?)),
+        };
+        read.map(Some).map_err(|error| SandboxError::step("read", path, error))
     }
 
     /// Removes the directory; whoever listened in it must be gone.

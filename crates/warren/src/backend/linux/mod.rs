@@ -12,7 +12,7 @@
 
 mod ahead;
 mod anchor;
-mod channel;
+pub(crate) mod channel;
 mod execs;
 mod execution;
 mod files;
@@ -54,6 +54,7 @@ use self::launcher::Launcher;
 use self::sandbox::{Own, Terms};
 use crate::backend::landlock::rules;
 use crate::backend::{ExecPlan, oci};
+use crate::egress::{self, Egress, EgressOptions, Policy};
 use crate::layers::Layers;
 use crate::profile::{self, Profile, ProfileUsers, Seccomp};
 use crate::{
@@ -125,6 +126,8 @@ struct Inner {
     place: Option<UdpSocket>,
     launcher: Launcher,
     host: Host,
+    /// What sandboxes may reach beyond themselves.
+    egress: Arc<Egress>,
 }
 
 /// How many sandboxes there are before anybody looks for some that have ended.
@@ -142,6 +145,27 @@ struct Registry {
 }
 
 impl Inner {
+    /// Returns what a sandbox may reach beyond itself, if anything.
+    fn policy(&self, spec: &SandboxSpec) -> Result<Option<Arc<Policy>>> {
+        let (profile, _) = profiles(spec)?;
+        let lacking = match &self.kind {
+            _ if !egress::is_asked(spec) => None,
+            Kind::Rules { .. } => Some("it has no network of its own"),
+            _ if self.host.groups.own_kernel => Some("its own kernel diverts nothing"),
+            Kind::Namespaces | Kind::Containers(_) => None,
+        };
+        if let Some(lacking) = lacking {
+            return Err(SandboxError::Unsupported {
+                feature: format!("a network beyond the sandbox's own loopback: {lacking}"),
+                backend: self.kind.name().to_owned(),
+                hint:
+                    "leave `network_enabled` and `allowed_network` out, or use the backend `linux`"
+                        .to_owned(),
+            });
+        }
+        Policy::of(spec, profile, self.kind.name(), &self.egress)
+    }
+
     /// Forgets a sandbox that was destroyed, and with it what we hold of it.
     fn forget(&self, sandbox: &LinuxSandbox) {
         let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
@@ -206,6 +230,15 @@ impl LinuxBackend {
             && let Kind::Rules { below: place } = &mut inner.kind
         {
             *place = below;
+        }
+        self
+    }
+
+    /// Goes by this in what sandboxes may reach. To be called before there are any.
+    #[must_use]
+    pub fn reaching(mut self, options: EgressOptions) -> Self {
+        if let Some(inner) = Arc::get_mut(&mut self.inner) {
+            inner.egress = Egress::new(options);
         }
         self
     }
@@ -283,7 +316,8 @@ impl LinuxBackend {
         let (registry, ahead) = (Mutex::default(), Ahead::default());
         // Without a loopback there is nothing to be shared.
         let place = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).ok();
-        let inner = Inner { runtime, kind, layers, host, launcher, registry, ahead, place };
+        let egress = Egress::new(EgressOptions::default());
+        let inner = Inner { runtime, kind, layers, host, launcher, registry, ahead, place, egress };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -398,10 +432,13 @@ impl LinuxBackend {
         };
         // Decided before anything is made, so that a bad spec leaves nothing to remove.
         let mut plan = self.plan(&inputs, asked, &plan::RealHost)?;
+        let egress = self.inner.policy(asked)?;
+        plan.egress = egress.as_ref().map(|policy| policy.plan());
         let groups = Groups::wanted(&id, support, &limits.settings);
         let begun = self.inner.ahead.take(&id).filter(|begun| begun.becomes(&plan, &groups));
         let wanted = |plan| sandbox::Wanted {
             id: &id,
+            egress: egress.as_ref(),
             plan,
             seccomp,
             limits: &spec.limits,
@@ -482,7 +519,6 @@ impl LinuxBackend {
     /// Refuses what no sandbox of this backend can have.
     fn refuse(&self, spec: &SandboxSpec, options: &CreateOptions) -> Result<()> {
         let name = self.inner.kind.name();
-        refuse_network(spec, name)?;
         let users = profile::profile(&spec.profile).map_or(ProfileUsers::One, |found| found.users);
         if self.inner.host.groups.own_kernel && users != ProfileUsers::One {
             return Err(SandboxError::Unsupported {
@@ -572,18 +608,6 @@ pub(crate) fn binds_writable(spec: &SandboxSpec) -> bool {
     !spec.allowed_paths_rw.is_empty() || spec.bind_mounts.iter().any(|bind| !bind.readonly)
 }
 
-/// A sandbox here has its own loopback and nothing else; to promise more would be a lie.
-fn refuse_network(spec: &SandboxSpec, name: &str) -> Result<()> {
-    if spec.network_enabled || !spec.allowed_network.is_empty() {
-        return Err(SandboxError::Unsupported {
-            feature: "a network beyond the sandbox's own loopback".to_owned(),
-            backend: name.to_owned(),
-            hint: "leave `network_enabled` false and `allowed_network` empty".to_owned(),
-        });
-    }
-    Ok(())
-}
-
 #[async_trait]
 impl IsolationBackend for LinuxBackend {
     fn name(&self) -> &str {
@@ -600,8 +624,12 @@ impl IsolationBackend for LinuxBackend {
 
     async fn inspect(&self) -> Result<Inspection> {
         // Whatever it was that could not be done: whoever looks is told what to do about it.
-        let report = self.examine().await;
-        Ok(Inspection { capabilities: self.capabilities_by(&report), findings: report.findings })
+        let mut report = self.examine().await;
+        let capabilities = self.capabilities_by(&report);
+        if report.is_usable() {
+            report.findings.push(probe::egress_finding(self.try_egress().await));
+        }
+        Ok(Inspection { capabilities, findings: report.findings })
     }
 
     fn next_id(&self, spec: &SandboxSpec, base: &Base) -> Option<SandboxId> {
@@ -614,6 +642,10 @@ impl IsolationBackend for LinuxBackend {
 
     async fn create_sandbox(&self, spec: &SandboxSpec) -> Result<Box<dyn Sandbox>> {
         self.create_sandbox_with(spec, &CreateOptions::default()).await
+    }
+
+    async fn try_egress(&self) -> Result<()> {
+        probe::try_egress(self).await
     }
 
     async fn create_sandbox_with(
@@ -641,7 +673,19 @@ impl IsolationBackend for LinuxBackend {
             }
         };
         let container = self.inner.launcher.container(id, Some(runtime));
-        let found = sandbox::adopt(id, Home::of(runtime, id), container, &anchor).await?;
+        let home = Home::of(runtime, id);
+        let egress = self.inner.policy(spec).and_then(|egress| {
+            if let (Some(policy), Some(reach)) = (&egress, home.reach()?) {
+                policy.set_reach(reach);
+            }
+            Ok(egress)
+        });
+        // What may not be reached any more is not; all else of the sandbox goes on.
+        let egress = egress.unwrap_or_else(|error| {
+            tracing::warn!(sandbox = %id, %error, "a sandbox has no network any more");
+            None
+        });
+        let found = sandbox::adopt(id, home, container, egress.as_ref(), &anchor).await?;
         let Some((mut instance, suspended)) = found else {
             self.reclaim(id).await?;
             return Ok(None);
@@ -674,7 +718,8 @@ impl IsolationBackend for LinuxBackend {
             base: &anchor.stands_on,
             layers: self.inner.layers.as_ref(),
         };
-        let plan = self.plan(&inputs, asked, &plan::RememberedHost)?;
+        let mut plan = self.plan(&inputs, asked, &plan::RememberedHost)?;
+        plan.egress = egress.as_ref().map(|policy| policy.plan());
         if let Some(own) = own {
             instance.by_rules(own);
         }

@@ -15,6 +15,7 @@ use warren_sys::seccomp::{self, Instruction};
 
 use super::host::{FileKind, Privilege};
 use super::limits::Decision;
+use crate::egress;
 use crate::layers::Layers;
 use crate::profile::{Profile, ProfileUsers, Seccomp};
 use crate::{Base, HostTools, LayerId, Limit, Result, SandboxError, SandboxId, SandboxSpec};
@@ -53,6 +54,8 @@ unset file
 ";
 const HOSTS: &str = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n";
 const RESOLV: &str = "# This sandbox has no network, so there is no name server.\n";
+/// What is not there is looked for at 127.0.0.1, where init answers.
+const RESOLV_ALLOWED: &str = "# Names that this sandbox may connect to are known at 127.0.0.1.\n";
 const NSSWITCH: &str = "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nnetworks: files\n\
      protocols: files\nservices: files\n";
 
@@ -196,6 +199,7 @@ pub(crate) fn plan(inputs: &Inputs<'_>, host: &impl Look) -> Result<Plan> {
         bounds: inputs.limits.bounds,
         walls: Walls::Namespaces,
         promised: promised(inputs.seccomp, inputs.limits),
+        egress: None,
         ahead: false,
     })
 }
@@ -433,9 +437,10 @@ impl Skeleton {
         for path in [HOME, "/workspace"] {
             self.add(path, EntryKind::Directory(0o755), Owner::Workload);
         }
+        let resolv = if egress::is_asked(spec) { RESOLV_ALLOWED } else { RESOLV };
         let etc = [
             ("/etc/hosts", HOSTS),
-            ("/etc/resolv.conf", RESOLV),
+            ("/etc/resolv.conf", resolv),
             ("/etc/passwd", PASSWD),
             ("/etc/group", GROUP),
             ("/etc/nsswitch.conf", NSSWITCH),

@@ -1,12 +1,13 @@
 //! Finding out what this host can enforce, by trying.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::io::Errno;
 use serde::Serialize;
 
 use super::host::{Controller, Privilege};
-use super::{LinuxBackend, limits};
+use super::{LinuxBackend, LinuxSandbox, limits};
 use crate::profile;
 use crate::{
     BackendCapabilities, Bound, Command, CreateOptions, ExecCause, ExecContext, ExecInput,
@@ -115,30 +116,11 @@ async fn try_out(backend: &LinuxBackend) -> Result<HostReport> {
         ..ResourceLimits::default()
     };
     let spec = SandboxSpec { limits, ..SandboxSpec::default() };
-    // There is no record of it, so that its control groups would be nobody's if we were killed now:
-    // its directory tells whoever comes next. It stays for them, too, if we are given up half-way.
-    let id = SandboxId::new();
-    let trace = backend.inner.runtime.as_ref().map(|runtime| runtime.join(id.as_str()));
-    let forget = || trace.iter().for_each(|trace| drop(std::fs::remove_dir(trace)));
-    trace.iter().for_each(|trace| drop(std::fs::create_dir(trace)));
-    let options = CreateOptions {
-        id: Some(id),
-        accept_missing: Limit::ALL.into(),
-        ..CreateOptions::default()
-    };
-    let sandbox = match backend.create(&spec, &options).await {
-        Ok(sandbox) => sandbox,
-        Err(error) => {
-            forget();
-            return Err(error);
-        }
-    };
+    let (sandbox, trace) = make(backend, &spec).await?;
     report.note("sandbox", true, who, "");
     let receipt = match sandbox.verify(Extent::Walls).await {
         Err(error) if passes(&error) => {
-            if sandbox.destroy().await.is_ok() {
-                forget();
-            }
+            let _ = trace.remove_with(&sandbox).await;
             return Err(error);
         }
         tried => tried.ok(),
@@ -188,16 +170,72 @@ async fn try_out(backend: &LinuxBackend) -> Result<HostReport> {
     report.note("no core dumps", stays_inside(&pattern, hard), detail, fix);
     let resumed = sandbox.suspend().await.is_ok() && sandbox.resume().await.is_ok();
     report.note("suspend", resumed, "stopped and continued", "");
-    let removed = sandbox.destroy().await;
-    if removed.is_ok() {
-        forget();
-    }
+    let removed = trace.remove_with(&sandbox).await;
     report.note("removal", removed.is_ok(), "nothing is left", "");
     Ok(report)
 }
 
+/// Makes a sandbox that nobody has a record of.
+async fn make(backend: &LinuxBackend, spec: &SandboxSpec) -> Result<(LinuxSandbox, Trace)> {
+    let id = SandboxId::new();
+    let trace = Trace::leave(backend, &id);
+    let options = CreateOptions {
+        id: Some(id),
+        accept_missing: Limit::ALL.into(),
+        ..CreateOptions::default()
+    };
+    let made = backend.create(spec, &options).await;
+    if made.is_err() {
+        trace.remove();
+    }
+    Ok((made?, trace))
+}
+
+/// The directory of a sandbox without a record. Its control groups would be nobody's if we were killed now: this tells
+/// whoever comes next. It stays for them, too, if we are given up half-way.
+struct Trace(Option<PathBuf>);
+
+impl Trace {
+    fn leave(backend: &LinuxBackend, id: &SandboxId) -> Self {
+        let trace = backend.inner.runtime.as_ref().map(|runtime| runtime.join(id.as_str()));
+        trace.iter().for_each(|trace| drop(std::fs::create_dir(trace)));
+        Self(trace)
+    }
+
+    async fn remove_with(&self, sandbox: &LinuxSandbox) -> Result<()> {
+        sandbox.destroy().await.inspect(|()| self.remove())
+    }
+
+    fn remove(&self) {
+        self.0.iter().for_each(|trace| drop(std::fs::remove_dir(trace)));
+    }
+}
+
+/// Makes a sandbox whose network has a door, and removes it.
+pub(crate) async fn try_egress(backend: &LinuxBackend) -> Result<()> {
+    let spec = SandboxSpec { network_enabled: true, ..SandboxSpec::default() };
+    let (sandbox, trace) = make(backend, &spec).await?;
+    trace.remove_with(&sandbox).await
+}
+
+/// Says the same as a finding.
+pub(crate) fn egress_finding(tried: Result<()>) -> Finding {
+    let fix = match &tried {
+        Err(SandboxError::Step { step, .. }) if ["route", "divert"].contains(&step.as_str()) => {
+            Some("have nf_tables, nft_tproxy and policy routing in the kernel: modprobe nft_tproxy")
+        }
+        _ => None,
+    };
+    let detail = match &tried {
+        Ok(()) => "what may be reached is routed and diverted to whoever decides".to_owned(),
+        Err(error) => explained(error),
+    };
+    let (layer, fix) = ("egress".to_owned(), fix.map(str::to_owned));
+    Finding { layer, holds: tried.is_ok(), detail, fix }
+}
+
 /// Has a command fail for a call that is refused, and looks whether that is told of it.
-async fn try_telling(sandbox: &super::LinuxSandbox) -> (bool, String) {
+async fn try_telling(sandbox: &LinuxSandbox) -> (bool, String) {
     let script = "touch /tmp/told; chmod u+s /tmp/told; code=$?; rm /tmp/told; exit $code";
     let command = Command::new("sh").args(["-c", script]);
     let said = sandbox.exec_report(&command, &ExecContext::default()).await;
@@ -211,7 +249,7 @@ async fn try_telling(sandbox: &super::LinuxSandbox) -> (bool, String) {
 }
 
 /// Asks the kernel inside which it is, and the host's.
-async fn try_kernel(sandbox: &super::LinuxSandbox) -> (bool, String) {
+async fn try_kernel(sandbox: &LinuxSandbox) -> (bool, String) {
     let own = rustix::system::uname();
     let host = own.release().to_string_lossy().into_owned();
     let command = Command::new("uname").args(["-r"]);
@@ -229,7 +267,7 @@ async fn try_kernel(sandbox: &super::LinuxSandbox) -> (bool, String) {
 
 /// Looks whether commands can write to what init has open, which a kernel of its own may show them, or leave the group by
 /// which they are told apart and counted.
-async fn try_descriptors(sandbox: &super::LinuxSandbox) -> (bool, String) {
+async fn try_descriptors(sandbox: &LinuxSandbox) -> (bool, String) {
     // The first three are /dev/null.
     const SCRIPT: &str = "n=3; while [ $n -lt 40 ]; do
         for p in '' /cgroup.procs /../cgroup.procs; do (: >> /proc/1/fd/$n$p) 2>/dev/null && echo $n$p; done
@@ -249,7 +287,7 @@ async fn try_descriptors(sandbox: &super::LinuxSandbox) -> (bool, String) {
 }
 
 /// Looks whose a kernel of its own is among the host's processes: a user of the host's may be that of all such kernels.
-fn try_ids(sandbox: &super::LinuxSandbox) -> (bool, String) {
+fn try_ids(sandbox: &LinuxSandbox) -> (bool, String) {
     let range = sandbox.instance().base.map(|base| base..base + warren_init::plan::RANGE);
     let status = std::fs::read_to_string(format!("/proc/{}/status", sandbox.pid()));
     let status = status.unwrap_or_default();
@@ -272,11 +310,7 @@ pub(crate) fn explained(error: &crate::SandboxError) -> String {
 }
 
 /// Provokes each limit that the kernel is to hold.
-async fn try_limits(
-    backend: &LinuxBackend,
-    sandbox: &super::LinuxSandbox,
-    report: &mut HostReport,
-) {
+async fn try_limits(backend: &LinuxBackend, sandbox: &LinuxSandbox, report: &mut HostReport) {
     const DELEGATE: &str = "run as root, or in a delegated cgroup: systemd-run --user --scope -p \
                             Delegate=yes warren ...";
     let by = |limit: Limit| {
@@ -316,7 +350,7 @@ async fn try_limits(
 }
 
 /// Has something in the sandbox hold memory, and asks the kernel whether that was freed; and whether it was whole again.
-async fn try_disk(sandbox: &super::LinuxSandbox) -> (bool, String, String) {
+async fn try_disk(sandbox: &LinuxSandbox) -> (bool, String, String) {
     const HELD: u64 = 8 << 20;
     const SCRIPT: &str =
         "x=$(head -c 8388608 /dev/zero | tr '\\0' x); echo ready; read line; echo ${#x}";
@@ -348,7 +382,7 @@ async fn try_disk(sandbox: &super::LinuxSandbox) -> (bool, String, String) {
 
 /// Gives the sandbox a fiftieth of a CPU and something to compute, and asks the kernel whether it
 /// held it back. The share against rivals is held by the same controller.
-async fn throttle(sandbox: &super::LinuxSandbox, controller: &Controller) -> Option<bool> {
+async fn throttle(sandbox: &LinuxSandbox, controller: &Controller) -> Option<bool> {
     /// On an idle host the first period of 100 ms shows it; on a busy one the spinner has to get its turn.
     const PATIENCE: Duration = Duration::from_secs(3);
     let instance = sandbox.instance();

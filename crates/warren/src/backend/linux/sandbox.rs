@@ -40,15 +40,17 @@ use super::swap::{self, PagedOut};
 use crate::backend::ExecPlan;
 use crate::backend::landlock::rules;
 use crate::backend::oci::Container;
+use crate::egress::Policy;
+use crate::egress::broker::Broker;
 use crate::layers::Held;
 use crate::profile::{self, Profile, ProfileUsers, Seccomp, capability_names};
 use crate::receipt;
 use crate::{
     Base, Capture, Command, CreateOptions, DiffEntry, DiffOptions, Enforcement, ExecCause,
     ExecContext, ExecHandle, ExecId, ExecOptions, ExecOutput, ExecReport, Explain, Extent,
-    FoundExec, Layer, Limit, LogPiece, LogStream, LogWait, PortStream, Receipt, ResourceLimits,
-    ResourceUsage, Result, Sandbox, SandboxCapabilities, SandboxError, SandboxFiles, SandboxId,
-    SandboxSpec, StreamOutput, TimeLimits,
+    FoundExec, Layer, Limit, LogPiece, LogStream, LogWait, PortStream, Reach, Receipt,
+    ResourceLimits, ResourceUsage, Result, Sandbox, SandboxCapabilities, SandboxError,
+    SandboxFiles, SandboxId, SandboxSpec, StreamOutput, TimeLimits,
 };
 
 /// How long a killed sandbox may take to be gone.
@@ -93,6 +95,8 @@ pub(crate) struct Instance {
     pub(super) container: Option<Container>,
     /// Everything that is written to it, where we have it without asking init.
     pub(super) scratch: Option<OwnedFd>,
+    /// Who makes the connections that it may have.
+    egress: Mutex<Option<Broker>>,
 }
 
 /// A sandbox to be launched.
@@ -100,6 +104,7 @@ pub(crate) struct Instance {
 pub(crate) struct Wanted<'a> {
     pub(crate) id: &'a SandboxId,
     pub(crate) plan: &'a Plan,
+    pub(crate) egress: Option<&'a Arc<Policy>>,
     pub(crate) seccomp: &'a Seccomp,
     pub(crate) limits: &'a ResourceLimits,
     /// What its control groups are to hold once it stands.
@@ -225,6 +230,7 @@ pub(crate) async fn begin(
         overlays: Vec::new(),
         container,
         scratch,
+        egress: Mutex::default(),
     })
 }
 
@@ -255,6 +261,7 @@ async fn finish(
         instance.groups().change(wanted.id, wanted.settings)?;
     }
     instance.proof.tried |= read_back(wanted);
+    instance.reach(wanted.egress).await?;
     let sent = send(&instance, later).await?.or(sent);
     if instance.home.is_some() {
         instance.on_drop = OnDrop::Leave;
@@ -300,6 +307,7 @@ pub(crate) async fn adopt(
     id: &SandboxId,
     home: Home,
     container: Option<Container>,
+    egress: Option<&Arc<Policy>>,
     anchor: &Anchor,
 ) -> Result<Option<(Instance, bool)>> {
     let Some(pidfd) = anchor.find(id) else { return Ok(None) };
@@ -309,7 +317,7 @@ pub(crate) async fn adopt(
         None => None,
     };
     let control = Channel::over(control).map_err(|error| lost("watch a socket", error))?;
-    let instance = Instance {
+    let mut instance = Instance {
         home: Some(home),
         on_drop: OnDrop::Leave,
         cpu_quota_millis: anchor.cpu_quota_millis,
@@ -334,6 +342,7 @@ pub(crate) async fn adopt(
         overlays: Vec::new(),
         container,
         scratch,
+        egress: Mutex::default(),
     };
     if let Some(container) = &instance.container {
         // One that is paused answers nobody.
@@ -352,6 +361,7 @@ pub(crate) async fn adopt(
                 }
                 None => instance.settle(standing.suspended).await,
             };
+            instance.reach(egress).await?;
             Ok(Some((instance, suspended)))
         }
         Ok(Ok(None)) | Ok(Err(_)) => Ok(None),
@@ -408,6 +418,22 @@ pub(super) fn nonsense(who: &str) -> SandboxError {
 }
 
 impl Instance {
+    /// Has somebody make the connections that it may have.
+    async fn reach(&mut self, policy: Option<&Arc<Policy>>) -> Result<()> {
+        if let Some(policy) = policy {
+            let broker = Broker::start(&self.control, policy.clone()).await;
+            let broker = broker.map_err(|error| lost("reach the sandbox's gate", error))?;
+            self.egress = Mutex::new(Some(broker));
+        }
+        Ok(())
+    }
+
+    /// Returns what it may reach, if anything.
+    pub(super) fn policy(&self) -> Option<Arc<Policy>> {
+        let broker = self.egress.lock().unwrap_or_else(PoisonError::into_inner);
+        broker.as_ref().map(|broker| broker.policy().clone())
+    }
+
     /// Takes note of what its root stands on, which is not removed as long as this lives.
     pub(crate) fn stand_on(&mut self, base: Base, held: Option<Held>, overlays: Vec<Overlay>) {
         (self.base_layers, self.overlays) = (base, overlays);
@@ -455,6 +481,8 @@ impl Instance {
     /// Kills every process. PID 1 takes the whole pid namespace with it, a warden its domain, and the directory with
     /// that: it is given a moment before its groups are ended with it in them.
     fn kill(&self) {
+        // With what it is connected to: each would keep the network of a sandbox that is gone.
+        drop(self.egress.lock().unwrap_or_else(PoisonError::into_inner).take());
         let _ = rustix::process::pidfd_send_signal(self.pidfd.get_ref(), self.ends_by);
         if self.own.is_none() {
             self.groups().kill();
@@ -890,7 +918,8 @@ impl LinuxSandbox {
             && own.allowed_paths_rw == spec.allowed_paths_rw
             && own.bind_mounts == spec.bind_mounts
             && own.workdir == spec.workdir
-            && super::refuse_network(spec, &self.terms.capabilities.backend).is_ok()
+            && own.network_enabled == spec.network_enabled
+            && own.allowed_network == spec.allowed_network
             && a.max_write_bytes == b.max_write_bytes
             && a.max_memory_bytes.is_some() == b.max_memory_bytes.is_some()
             && a.max_processes.is_some() == b.max_processes.is_some()
@@ -1363,6 +1392,34 @@ impl Sandbox for LinuxSandbox {
         port::connect(self, port).await
     }
 
+    async fn set_reach(&self, reach: &Reach) -> Result<()> {
+        // With it: nobody makes the sandbox anew meanwhile.
+        let state = self.core.state.lock().await;
+        if *state == State::Destroyed || self.has_ended() {
+            return Err(self.ended());
+        }
+        let instance = self.core.instance();
+        let Some(policy) = instance.policy() else {
+            return match reach.allow.first() {
+                None => Ok(()),
+                Some(first) => Err(SandboxError::Conflict {
+                    action: format!("let it reach `{first}`"),
+                    reason: "the sandbox was made without a network".to_owned(),
+                }),
+            };
+        };
+        policy.check(reach)?;
+        if let Some(home) = &instance.home {
+            home.note_reach(reach)?;
+        }
+        policy.set_reach(reach.clone());
+        Ok(())
+    }
+
+    fn reach(&self) -> Reach {
+        self.core.instance().policy().map(|policy| policy.reach()).unwrap_or_default()
+    }
+
     fn anchor(&self) -> Option<String> {
         let instance = self.core.instance();
         instance.home.as_ref()?;
@@ -1448,8 +1505,8 @@ fn capabilities(inputs: &Inputs<'_>, plan: &Plan, instance: &Instance) -> Sandbo
         can_write_filesystem: true,
         readable_paths: readable,
         writable_paths: writable,
-        has_network: false,
-        allowed_destinations: Vec::new(),
+        has_network: plan.egress.is_some(),
+        allowed_destinations: inputs.spec.allowed_network.clone(),
         limits: inputs.spec.limits.clone(),
         // Init tried a call that only the filter refuses, and would not be there had it worked.
         syscall_filter_active: true,

@@ -261,6 +261,11 @@ impl LinuxSandbox {
         };
         // Decided before anything is ended, so that what cannot be leaves all as it is.
         let mut plan = plan::plan(&inputs, &plan::RealHost)?;
+        let egress = backend.policy(&spec)?;
+        if let (Some(new), Some(old)) = (&egress, old.policy()) {
+            new.set_reach(old.reach());
+        }
+        plan.egress = egress.as_ref().map(|policy| policy.plan());
         if self.core.support.own_kernel {
             plan.walls = init_plan::Walls::OwnKernel;
         }
@@ -280,6 +285,7 @@ impl LinuxSandbox {
             let wanted = super::sandbox::Wanted {
                 id: &self.core.id,
                 plan: &plan,
+                egress: egress.as_ref(),
                 seccomp,
                 limits: &spec.limits,
                 settings: &limits.settings,

@@ -23,6 +23,7 @@ use async_trait::async_trait;
 
 use super::linux::HostReport;
 use super::{LinuxBackend, LinuxSandbox};
+use crate::egress::EgressOptions;
 use crate::layers::Layers;
 use crate::{
     BackendCapabilities, BackendHealth, CreateOptions, Inspection, IsolationBackend,
@@ -116,6 +117,12 @@ impl OciBackend {
         self.inner.create(spec, options).await
     }
 
+    /// Goes by this in what sandboxes may reach. To be called before there are any.
+    #[must_use]
+    pub fn reaching(self, options: EgressOptions) -> Self {
+        Self { inner: self.inner.reaching(options), ..self }
+    }
+
     /// Returns what makes its sandboxes: with it one can be made for one command.
     #[must_use]
     pub fn into_maker(self) -> LinuxBackend {
@@ -170,6 +177,10 @@ impl IsolationBackend for OciBackend {
 
     async fn create_sandbox(&self, spec: &SandboxSpec) -> Result<Box<dyn Sandbox>> {
         self.inner.create_sandbox(spec).await
+    }
+
+    async fn try_egress(&self) -> Result<()> {
+        self.inner.try_egress().await
     }
 
     async fn create_sandbox_with(

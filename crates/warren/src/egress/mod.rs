@@ -1,0 +1,336 @@
+//! What a sandbox reaches beyond itself: decided, looked up and dialled outside of it.
+//!
+//! ```text
+//! connect inside -> init's gate -> descriptor, name or address -> broker: policy -> resolve -> checked -> dialled
+//!   what is said -> guard (who is meant, in TLS and HTTP) -> the destination
+//! ```
+//!
+//! A sandbox has no way out; see `docs/design/egress.md`. `Policy` decides, purely; `broker` acts; `guard` reads what
+//! is said first; `public` knows which addresses are everybody's.
+
+pub(crate) mod broker;
+pub(crate) mod guard;
+mod public;
+mod resolve;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use tokio::sync::{Semaphore, watch};
+use warren_init::domain;
+use warren_init::plan::{self, Range};
+
+pub(crate) use public::is_public;
+pub use resolve::{Resolve, SystemResolver};
+
+use crate::contract::has;
+use crate::profile::Profile;
+use crate::{Destination, DestinationHost, Reach, Result, SandboxError, SandboxSpec};
+
+/// How many connections all sandboxes of one backend may have together.
+const MAX_CONNECTIONS: usize = 4096;
+
+/// What whoever runs Warren says about what sandboxes may reach.
+#[derive(Debug, Clone)]
+pub struct EgressOptions {
+    /// Whether any may reach anything.
+    pub enabled: bool,
+    /// Networks that are not public and may be reached all the same, by whoever is allowed to.
+    pub private: Vec<Destination>,
+    /// Addresses of names that are not looked up. They may be of any kind.
+    pub hosts: Vec<(String, IpAddr)>,
+    /// How many connections each sandbox may have at a time.
+    pub connections: usize,
+    /// Looks up all other names.
+    pub resolver: Arc<dyn Resolve>,
+}
+
+impl Default for EgressOptions {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            private: Vec::new(),
+            hosts: Vec::new(),
+            connections: 256,
+            resolver: Arc::new(SystemResolver),
+        }
+    }
+}
+
+/// What all sandboxes of a backend go by.
+#[derive(Debug)]
+pub(crate) struct Egress {
+    options: EgressOptions,
+    /// One for each connection that there may be.
+    places: Arc<Semaphore>,
+}
+
+impl Egress {
+    pub(crate) fn new(options: EgressOptions) -> Arc<Self> {
+        Arc::new(Self { options, places: Arc::new(Semaphore::new(MAX_CONNECTIONS)) })
+    }
+}
+
+/// What one sandbox may reach.
+#[derive(Debug)]
+pub(crate) struct Policy {
+    egress: Arc<Egress>,
+    allowed: Vec<Destination>,
+    /// Whether everything public is.
+    everything: bool,
+    /// How much of that at the moment.
+    reach: watch::Sender<Reach>,
+}
+
+/// Why something is not reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Allowed,
+    NotAllowed,
+    NotPublic,
+}
+
+/// Reports whether a spec asks for anything beyond the sandbox's own loopback.
+pub(crate) fn is_asked(spec: &SandboxSpec) -> bool {
+    spec.network_enabled || !spec.allowed_network.is_empty()
+}
+
+impl Policy {
+    /// Reads what a spec asks for, if it asks for anything; what nobody could have is refused.
+    pub(crate) fn of(
+        spec: &SandboxSpec,
+        profile: &Profile,
+        backend: &str,
+        egress: &Arc<Egress>,
+    ) -> Result<Option<Arc<Self>>> {
+        if !is_asked(spec) {
+            return Ok(None);
+        }
+        let unsupported = |feature: String, hint: &str| SandboxError::Unsupported {
+            feature,
+            backend: backend.to_owned(),
+            hint: hint.to_owned(),
+        };
+        if !egress.options.enabled {
+            let hint = "set `egress.enabled`, or leave `network_enabled` and `allowed_network` out";
+            return Err(unsupported("a network for sandboxes: it is switched off".into(), hint));
+        }
+        if !profile.tcp {
+            let feature = format!("a network in profile `{}`, which has no TCP", spec.profile);
+            return Err(unsupported(feature, "use the profile `default`"));
+        }
+        let mut allowed = Vec::new();
+        for (i, text) in spec.allowed_network.iter().enumerate() {
+            let field = format!("allowed_network[{i}]");
+            let destination: Destination = text.parse().map_err(|no: crate::NoDestination| {
+                let reason = format!("`{}` is no destination", text.escape_debug());
+                SandboxError::invalid(&field, reason, no.to_string())
+            })?;
+            egress.check(&field, &destination)?;
+            allowed.push(destination);
+        }
+        let (everything, reach) = (allowed.is_empty(), watch::Sender::default());
+        Ok(Some(Arc::new(Self { egress: egress.clone(), allowed, everything, reach })))
+    }
+
+    /// Refuses what no sandbox could be let reach, or denied.
+    pub(crate) fn check(&self, reach: &Reach) -> Result<()> {
+        if let Some(name) = reach.denied_name() {
+            let hint = "deny everything, 0.0.0.0/0 and ::/0, and allow the rest";
+            return Err(SandboxError::invalid("deny", format!("`{name}` is no network"), hint));
+        }
+        let allowed = reach.allow.iter().filter(|one| !Destination::EVERY_ADDRESS.contains(one));
+        allowed.into_iter().try_for_each(|one| self.egress.check("allow", one))
+    }
+
+    /// Has this much of it be reached from now on.
+    pub(crate) fn set_reach(&self, reach: Reach) {
+        self.reach.send_replace(reach);
+    }
+
+    /// Returns how much of it is reached.
+    pub(crate) fn reach(&self) -> Reach {
+        self.reach.borrow().clone()
+    }
+
+    /// Says what init takes on for it.
+    pub(crate) fn plan(&self) -> plan::Egress {
+        if self.everything {
+            let private: Vec<_> = self.egress.private_ranges().collect();
+            let mut closed = public::closed();
+            closed.retain(|range| !private.contains(range));
+            return plan::Egress {
+                names: vec![domain::EVERY.to_owned()],
+                ranges: public::EVERYTHING.into_iter().chain(private).collect(),
+                closed,
+            };
+        }
+        let mut planned = plan::Egress::default();
+        for destination in &self.allowed {
+            match &destination.host {
+                DestinationHost::Name(name) => planned.names.push(name.clone()),
+                DestinationHost::Range(address, bits) => {
+                    planned.ranges.push(Range { address: *address, bits: *bits });
+                }
+            }
+        }
+        planned
+    }
+
+    /// Decides about the host of a canonical name, wherever that leads.
+    pub(crate) fn allows_name(&self, name: &str, port: u16) -> bool {
+        let allowed = || self.allowed.iter().any(|allowed| allowed.is_name(name, port));
+        (self.everything || allowed()) && self.reach.borrow().lets_name(name, port)
+    }
+
+    /// Decides about one address that an allowed name leads to.
+    pub(crate) fn judge_lead(&self, name: &str, address: IpAddr, port: u16) -> Verdict {
+        match self.reach.borrow().lets_address(Some(name), address, port) {
+            true if self.may_dial(address, port) => Verdict::Allowed,
+            true => Verdict::NotPublic,
+            false => Verdict::NotAllowed,
+        }
+    }
+
+    /// Decides about an address that was asked for as such.
+    pub(crate) fn judge_address(&self, address: IpAddr, port: u16) -> Verdict {
+        let allowed = || self.allowed.iter().any(|allowed| allowed.is_address(address, port));
+        let reached = self.reach.borrow().lets_address(None, address, port);
+        match reached && (self.everything || allowed()) {
+            true if self.may_dial(address, port) => Verdict::Allowed,
+            true => Verdict::NotPublic,
+            false => Verdict::NotAllowed,
+        }
+    }
+
+    /// Reports whether an address is public, or let be reached although it is not.
+    fn may_dial(&self, address: IpAddr, port: u16) -> bool {
+        let address = address.to_canonical();
+        is_public(address)
+            || self.egress.options.private.iter().any(|range| range.is_address(address, port))
+    }
+
+    /// Reports whether what is said has to be looked at: where every name may be reached, it does not matter which is.
+    fn is_guarded(&self) -> bool {
+        !self.everything || self.reach.borrow().is_closed()
+    }
+}
+
+impl Egress {
+    /// Refuses a network that nobody could be let reach.
+    fn check(&self, field: &str, destination: &Destination) -> Result<()> {
+        let DestinationHost::Range(address, bits) = destination.host else { return Ok(()) };
+        let range = Range { address, bits };
+        let invalid = |reason: &str, hint: &str| {
+            Err(SandboxError::invalid(field, format!("`{destination}` {reason}"), hint))
+        };
+        if public::is_loopback(&range) {
+            return invalid(
+                "is the sandbox's own loopback, not the host's",
+                "give the host's service a name in `egress.hosts`, and allow that name",
+            );
+        }
+        if !public::overlaps_public(&range) && !self.has_private(&range) {
+            return invalid(
+                "is not public",
+                "whoever runs the daemon can let it be reached: `egress.private`",
+            );
+        }
+        Ok(())
+    }
+
+    fn private_ranges(&self) -> impl Iterator<Item = Range> {
+        self.options.private.iter().filter_map(|private| match private.host {
+            DestinationHost::Range(address, bits) => Some(Range { address, bits }),
+            DestinationHost::Name(_) => None,
+        })
+    }
+
+    fn has_private(&self, asked: &Range) -> bool {
+        self.private_ranges().any(|own| own.bits <= asked.bits && has(&own, asked.address))
+    }
+
+    /// Returns the address that somebody gave a name.
+    fn host(&self, name: &str) -> Option<IpAddr> {
+        self.options.hosts.iter().find(|(own, _)| own == name).map(|(_, address)| *address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy(allowed: &[&str], options: EgressOptions) -> Result<Arc<Policy>> {
+        let spec = SandboxSpec {
+            network_enabled: allowed.is_empty(),
+            allowed_network: allowed.iter().map(|text| (*text).to_owned()).collect(),
+            ..SandboxSpec::default()
+        };
+        let profile = crate::profile::profile("default").unwrap();
+        Ok(Policy::of(&spec, profile, "linux", &Egress::new(options))?.unwrap())
+    }
+
+    #[test]
+    fn n6_what_is_not_public_is_not_reached_whatever_was_allowed() {
+        let policy = policy(&["0.0.0.0/0", "::/0"], EgressOptions::default()).unwrap();
+        for address in [
+            "127.0.0.1",
+            "10.0.0.1",
+            "172.16.0.1",
+            "172.31.255.255",
+            "192.168.1.1",
+            "169.254.169.254",
+            "100.64.0.1",
+            "0.0.0.0",
+            "224.0.0.1",
+            "255.255.255.255",
+            "192.0.2.1",
+            "198.18.0.1",
+            "::1",
+            "::",
+            "fc00::1",
+            "fd00:ec2::254",
+            "fe80::1",
+            "::ffff:127.0.0.1",
+            "::ffff:10.0.0.1",
+            "64:ff9b::a00:1",
+            "2002:a00:1::",
+            "ff02::1",
+            "2001:db8::1",
+        ] {
+            let verdict = policy.judge_address(address.parse().unwrap(), 80);
+            assert_eq!(verdict, Verdict::NotPublic, "{address}");
+        }
+        for address in ["1.1.1.1", "172.32.0.1", "100.128.0.1", "2606:4700::1111", "::ffff:1.1.1.1"]
+        {
+            let verdict = policy.judge_address(address.parse().unwrap(), 80);
+            assert_eq!(verdict, Verdict::Allowed, "control: {address}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_reached_is_refused_when_it_is_asked_for() {
+        let asked =
+            |text: &str, options| policy(&[text], options).map(drop).map_err(|e| e.to_string());
+        assert!(asked("10.0.0.0/8", EgressOptions::default()).unwrap_err().contains("not public"));
+        assert!(asked("127.0.0.1", EgressOptions::default()).unwrap_err().contains("own loopback"));
+        assert!(asked("::1", EgressOptions::default()).unwrap_err().contains("own loopback"));
+        let private = || EgressOptions {
+            private: vec!["10.0.0.0/8".parse().unwrap()],
+            ..EgressOptions::default()
+        };
+        assert_eq!(asked("10.1.0.0/16", private()), Ok(()));
+        assert!(asked("192.168.0.1", private()).unwrap_err().contains("not public"));
+        let off = EgressOptions { enabled: false, ..EgressOptions::default() };
+        assert!(asked("example.org", off).unwrap_err().contains("switched off"));
+    }
+
+    #[test]
+    fn only_what_is_allowed_is() {
+        let policy = policy(&["pypi.org:443", "1.1.1.1"], EgressOptions::default()).unwrap();
+        assert!(policy.allows_name("pypi.org", 443) && !policy.allows_name("pypi.org", 80));
+        assert!(!policy.allows_name("evil.example", 443));
+        assert_eq!(policy.judge_address("1.1.1.1".parse().unwrap(), 22), Verdict::Allowed);
+        assert_eq!(policy.judge_address("1.1.1.2".parse().unwrap(), 22), Verdict::NotAllowed);
+    }
+}
