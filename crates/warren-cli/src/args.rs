@@ -161,6 +161,17 @@ pub(crate) enum Action {
     Reference,
 }
 
+/// What a sandbox may reach.
+#[derive(Debug, Args)]
+pub(crate) struct NetArgs {
+    /// Let it connect to this host, host:port, *.domain or network, by TCP; may be given more than once.
+    #[arg(long, value_name = "DEST", value_delimiter = ',', help_heading = "Network")]
+    pub(crate) allow_net: Vec<String>,
+    /// Let it connect to everything that is public.
+    #[arg(long, conflicts_with = "allow_net", help_heading = "Network")]
+    pub(crate) network: bool,
+}
+
 /// What a sandbox shall be, whoever keeps it.
 #[derive(Debug, Args)]
 pub(crate) struct SpecArgs {
@@ -191,6 +202,9 @@ pub(crate) struct SpecArgs {
     /// Directory to run in.
     #[arg(long, value_name = "DIR", help_heading = "Files")]
     pub(crate) workdir: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) net: NetArgs,
+
     /// Set a variable of the environment of commands; none of the caller's is passed on.
     #[arg(long, value_name = "NAME=VALUE", value_parser = units::variable)]
     pub(crate) env: Vec<(String, String)>,

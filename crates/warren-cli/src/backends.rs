@@ -8,8 +8,8 @@ use warren::backend::{
 };
 use warren::layers::Layers;
 use warren::{
-    BackendCapabilities, Guarantee, IsolationBackend, IsolationLevel, IsolationRequirements,
-    SandboxError,
+    BackendCapabilities, EgressOptions, Guarantee, IsolationBackend, IsolationLevel,
+    IsolationRequirements, SandboxError,
 };
 
 use crate::failure::Failure;
@@ -36,10 +36,11 @@ pub(crate) const HINT: &str = "the backends are landlock, linux, oci-crun, oci-r
 pub(crate) fn make(
     name: &str,
     state_dir: Option<&Path>,
+    egress: &EgressOptions,
 ) -> Result<Arc<dyn IsolationBackend>, Failure> {
     let runtime = OciRuntime::ALL.into_iter().find(|runtime| runtime.name() == name);
     if let Some(runtime) = runtime {
-        return Ok(Arc::new(match state_dir {
+        let made = match state_dir {
             None => OciBackend::new(runtime)?,
             Some(state_dir) => {
                 let layers = Layers::open(state_dir.join("storage"))?;
@@ -47,7 +48,8 @@ pub(crate) fn make(
                 let homes = state_dir.join(format!("sandboxes-{name}"));
                 OciBackend::with_layers(runtime, Some(homes), layers)?
             }
-        }));
+        };
+        return Ok(Arc::new(made.reaching(egress.clone())));
     }
     Ok(match (name, state_dir) {
         ("host", _) => Arc::new(HostBackend::new(HostConfig { accept_no_isolation: true })),
@@ -56,11 +58,12 @@ pub(crate) fn make(
         ("landlock", Some(state_dir)) => {
             Arc::new(LandlockBackend::with_runtime(state_dir.join("landlock"))?)
         }
-        (_, None) => Arc::new(LinuxBackend::new()?),
+        (_, None) => Arc::new(LinuxBackend::new()?.reaching(egress.clone())),
         (_, Some(state_dir)) => {
             let layers = Layers::open(state_dir.join("storage"))?;
             let homes = state_dir.join("sandboxes");
-            Arc::new(LinuxBackend::with_layers(Some(homes), layers)?.beginning_ahead())
+            let made = LinuxBackend::with_layers(Some(homes), layers)?.reaching(egress.clone());
+            Arc::new(made.beginning_ahead())
         }
     })
 }

@@ -54,6 +54,8 @@ pub(crate) fn create(args: &CreateArgs) -> Result<u8, Failure> {
         allowed_paths_ro: paths(&spec.ro)?,
         allowed_paths_rw: paths(&spec.rw)?,
         bind_mounts: binds.collect::<Result<_, Failure>>()?,
+        allowed_network: spec.net.allow_net.clone(),
+        network_enabled: spec.net.network,
         environment: spec.env.iter().cloned().collect(),
         limits: LimitsBody {
             max_memory_bytes: spec.memory.map(Cap::bound),

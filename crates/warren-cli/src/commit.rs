@@ -138,7 +138,7 @@ pub(crate) fn commit(args: &CommitArgs) -> Result<u8, Failure> {
         let hint = "move what is in the way, or choose other paths";
         return Err(Failure::fatal("conflict", message).with_hint(hint));
     }
-    if !args.dry_run && !steps.is_empty() {
+    if !args.dry_run && (!steps.is_empty() || Draft::is_left(root.as_fd())) {
         apply(&client, &sandbox, root.as_fd(), &steps).map_err(|error| match error {
             Trouble::Host(error) => failed(error),
             Trouble::Daemon(failure) => failure,
@@ -361,6 +361,11 @@ struct Draft<'a> {
 }
 
 impl<'a> Draft<'a> {
+    /// Whether a commit was killed that had nothing else to do any more.
+    fn is_left(root: BorrowedFd<'_>) -> bool {
+        rustix::fs::statat(root, DRAFT, AtFlags::SYMLINK_NOFOLLOW).is_ok()
+    }
+
     fn begin(root: BorrowedFd<'a>) -> io::Result<Self> {
         match rustix::fs::mkdirat(root, DRAFT, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}

@@ -9,7 +9,9 @@ use std::time::Duration;
 use serde::Serialize;
 use toml::de::{DeTable, DeValue};
 use warren::image::{KnownRegistry, Login, Registries};
-use warren::{PoolConfig, SandboxManagerConfig, SessionTimeouts};
+use warren::{
+    Destination, DestinationHost, EgressOptions, PoolConfig, SandboxManagerConfig, SessionTimeouts,
+};
 use warren_api::audit::Limits;
 use warren_api::keys::Quotas;
 
@@ -30,7 +32,7 @@ enum Kind {
 }
 
 /// Every setting there is. In the environment `pool.min_warm` is `WARREN_POOL_MIN_WARM`.
-const SETTINGS: [(&str, Kind); 33] = [
+const SETTINGS: [(&str, Kind); 37] = [
     ("socket", Kind::Text),
     ("listen", Kind::Text),
     ("state_dir", Kind::Text),
@@ -56,6 +58,10 @@ const SETTINGS: [(&str, Kind); 33] = [
     ("audit.file_mib", Kind::Count),
     ("audit.total_mib", Kind::Count),
     ("execs.explain", Kind::Switch),
+    ("egress.enabled", Kind::Switch),
+    ("egress.private", Kind::List),
+    ("egress.hosts", Kind::List),
+    ("egress.connections", Kind::Count),
     ("quotas.sandboxes", Kind::Count),
     ("quotas.memory", Kind::Text),
     ("quotas.cpu_weight", Kind::Count),
@@ -128,6 +134,8 @@ pub(crate) struct Config {
     pub(crate) registries: Registries,
     /// Whether commands are followed wherever they can be.
     pub(crate) explain: bool,
+    /// What sandboxes may reach of what is not public, and where names lead.
+    pub(crate) egress: EgressOptions,
     /// How large the audit log gets; none is kept if absent.
     pub(crate) audit: Option<Limits>,
     /// What a tenant may have whose key says nothing else.
@@ -296,6 +304,7 @@ impl Config {
         };
         Ok(Self {
             explain: read.switch("execs.explain")?,
+            egress: egress(&read)?,
             audit,
             quotas,
             socket: path("socket")?,
@@ -311,6 +320,35 @@ impl Config {
             values,
         })
     }
+}
+
+/// Reads what sandboxes may reach.
+fn egress(read: &Values<'_>) -> Result<EgressOptions, Failure> {
+    let private = read.list("egress.private").into_iter().map(|text| {
+        let hint = "write networks, as in 10.0.0.0/8";
+        let found: Result<Destination, _> = text.parse();
+        let found = found.ok().filter(|it| matches!(it.host, DestinationHost::Range(..)));
+        found.ok_or_else(|| read.wrong("egress.private", "has what is no network", hint))
+    });
+    let hosts = read.list("egress.hosts").into_iter().map(|text| {
+        let hint = "write names and addresses, as in llm.internal=127.0.0.1";
+        let parts = text.split_once('=').and_then(|(name, address)| {
+            let Ok(Destination { host: DestinationHost::Name(name), port: None }) =
+                name.trim().parse()
+            else {
+                return None;
+            };
+            Some((name, address.trim().parse().ok()?))
+        });
+        parts.ok_or_else(|| read.wrong("egress.hosts", "has what is no NAME=ADDRESS", hint))
+    });
+    Ok(EgressOptions {
+        enabled: read.switch("egress.enabled")?,
+        private: private.collect::<Result<_, Failure>>()?,
+        hosts: hosts.collect::<Result<_, Failure>>()?,
+        connections: usize::try_from(read.count("egress.connections")?).unwrap_or(usize::MAX),
+        ..EgressOptions::default()
+    })
 }
 
 /// Reads which registries are known, and who we are there.
@@ -362,7 +400,9 @@ fn defaults(around: &Surroundings) -> BTreeMap<&'static str, (Value, Origin)> {
     let value = |name| match name {
         "socket" => one(&around.socket().display()),
         "state_dir" => one(&around.state_dir().display()),
-        "allowed_hosts" | "images.registries" => many(&[]),
+        "allowed_hosts" | "images.registries" | "egress.private" | "egress.hosts" => many(&[]),
+        "egress.enabled" => one(&true),
+        "egress.connections" => one(&EgressOptions::default().connections),
         "backends" => many(&["linux"]),
         "log_format" => one(&"text"),
         "log_level" => one(&"info"),

@@ -64,7 +64,8 @@ impl Backend {
 pub(crate) fn doctor(args: &DoctorArgs) -> Result<u8, Failure> {
     let known = backends::NAMES.into_iter().filter(|name| *name != "fake");
     // Before there is a runtime: some of them start a process.
-    let made: Vec<_> = known.map(|name| (name, backends::make(name, None))).collect();
+    let made: Vec<_> =
+        known.map(|name| (name, backends::make(name, None, &Default::default()))).collect();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

@@ -52,6 +52,8 @@ impl Request {
             allowed_paths_ro: paths(&args.spec.ro)?,
             allowed_paths_rw: paths(&args.spec.rw)?,
             bind_mounts: binds.collect::<Result<_, Failure>>()?,
+            allowed_network: args.spec.net.allow_net.clone(),
+            network_enabled: args.spec.net.network,
             environment: args.spec.env.clone(),
             limits,
             ..SandboxSpec::default()

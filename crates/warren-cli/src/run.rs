@@ -49,6 +49,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
         (None, "landlock") => (Maker::Landlock(LandlockBackend::without_launcher()?), None),
         (None, name) => (Maker::Linux(backends::make_for_one(name, None)?), None),
     };
+    let backend = backend.reaching(args)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -123,6 +124,21 @@ enum Maker {
 }
 
 impl Maker {
+    /// Has it reach what is asked for. What is not public is the caller's own to reach, and so to let be reached.
+    fn reaching(self, args: &RunArgs) -> Result<Self, Failure> {
+        let asked = &args.spec.net.allow_net;
+        match self {
+            Self::Linux(backend) if args.spec.net.network || !asked.is_empty() => {
+                let config = Config::load(&SettingArgs::default(), &Surroundings::of_process())?;
+                let mut options = config.egress;
+                options.enabled = true;
+                options.private.extend(asked.iter().filter_map(|text| text.parse().ok()));
+                Ok(Self::Linux(backend.reaching(options)))
+            }
+            other => Ok(other),
+        }
+    }
+
     fn name(&self) -> &str {
         match self {
             Self::Landlock(backend) => backend.name(),

@@ -65,7 +65,8 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Failure> {
             .with_hint("make one first: warren key create TENANT"));
     }
     // Before any thread: the launcher of sandboxes is forked off here.
-    let made = config.backends.iter().map(|name| backends::make(name, Some(&config.state_dir)));
+    let make = |name: &String| backends::make(name, Some(&config.state_dir), &config.egress);
+    let made = config.backends.iter().map(make);
     let backends = made.collect::<Result<Vec<_>, _>>()?;
     // After that: a sandbox is to have no more than it had.
     raise_open_files();
@@ -155,11 +156,12 @@ async fn run(
                     Some((_, port)) => format!(":{port}"),
                 };
                 let domain = args.e2b_domain.as_ref().map(|domain| format!("{domain}{port}"));
-                let settings = e2b::control::Settings { domain };
+                let reaches = e2b_reaches(config, &manager).await;
+                let settings = e2b::control::Settings { domain, reaches };
                 let router = e2b::control::open(&api, settings).await?;
                 // What `Sandbox.create()` asks for: to make one is then to claim one. Only root can.
                 if rustix::process::geteuid().is_root() {
-                    manager.keep_warm(e2b::control::spec())?;
+                    manager.keep_warm(e2b::control::spec(reaches))?;
                 }
                 if let Some((tls, _)) = tls {
                     server.serve(tls, router.clone());
@@ -204,6 +206,18 @@ async fn run(
         _ = interrupt.recv() => tracing::warn!("stopped at once"),
     }
     Ok(())
+}
+
+/// Tries whether the sandboxes of E2B can reach anything beyond themselves, as its clients take for granted.
+async fn e2b_reaches(config: &Config, manager: &DefaultSandboxManager) -> bool {
+    if !config.egress.enabled {
+        return false;
+    }
+    let tried = manager.try_egress(&e2b::control::spec(true)).await;
+    if let Err(error) = &tried {
+        tracing::warn!(%error, "sandboxes of E2B have no network; `warren doctor` says more");
+    }
+    tried.is_ok()
 }
 
 /// Listens for E2B over TLS, if that is asked for, and says on which port.

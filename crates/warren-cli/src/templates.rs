@@ -10,7 +10,7 @@ use serde_json::Value;
 use warren_api::rest::templates::{BuildBody, BuildState, BuildView, TemplateView};
 use warren_api::rest::wire::{LimitsBody, Page};
 
-use crate::args::ClientArgs;
+use crate::args::{ClientArgs, NetArgs};
 use crate::client::Client;
 use crate::commands::{age, chrono_now, printed, read, show_object};
 use crate::failure::Failure;
@@ -28,7 +28,7 @@ pub(crate) enum TemplateAction {
     ///
     /// Each step runs in a sandbox of its own, and one that was done before is not done again. FROM is
     /// `host`, `template:NAME`, an image of a registry, or for the operator a path on the daemon's
-    /// host. COPY copies from DIR. CMD is started in each sandbox, HEALTHCHECK CMD says when it is ready.
+    /// host. COPY copies from DIR. Steps reach what --allow-net names, or nothing. CMD is started in each sandbox, HEALTHCHECK CMD says when it is ready.
     Build(BuildArgs),
     /// Make a template of a root or an image: a directory, an archive, or what `docker save` wrote.
     Import(ImportArgs),
@@ -85,6 +85,8 @@ pub(crate) struct BuildArgs {
     client: ClientArgs,
     #[command(flatten)]
     steps: StepArgs,
+    #[command(flatten)]
+    net: NetArgs,
     /// The recipe [default: Warrenfile or Dockerfile in DIR].
     #[arg(long, short, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -201,6 +203,7 @@ impl StepArgs {
                 ..LimitsBody::default()
             },
             no_cache: self.no_cache,
+            ..BuildBody::default()
         }
     }
 }
@@ -223,7 +226,11 @@ fn build(args: &BuildArgs) -> Result<u8, Failure> {
         word.eq_ignore_ascii_case("copy")
     };
     let files = recipe.lines().any(copies);
-    let body = args.steps.body(&args.name, recipe, files);
+    let body = BuildBody {
+        network_enabled: args.net.network,
+        allowed_network: args.net.allow_net.clone(),
+        ..args.steps.body(&args.name, recipe, files)
+    };
     run(&args.client, &body, files.then_some(&args.dir))
 }
 

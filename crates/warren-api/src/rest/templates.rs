@@ -62,6 +62,12 @@ pub struct BuildBody {
     pub profile: Option<String>,
     /// The limits of the sandboxes that steps run in.
     pub limits: LimitsBody,
+    /// Whether steps have a network beyond their own loopback; sandboxes have what they ask for themselves.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub network_enabled: bool,
+    /// Where steps may connect to: host, host:port, `*.domain` or CIDR.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub allowed_network: Vec<String>,
     /// Whether every step is done, known from before or not.
     pub no_cache: bool,
 }
@@ -322,6 +328,8 @@ pub(crate) async fn build(
     if let Some(profile) = body.profile {
         request.spec.profile = profile;
     }
+    request.spec.network_enabled = body.network_enabled;
+    request.spec.allowed_network = body.allowed_network;
     request.spec.validate()?;
     let under_way = templates.list_builds(&who.tenant);
     let under_way = under_way.iter().filter(|one| !one.status().is_final()).count();

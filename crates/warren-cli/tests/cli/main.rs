@@ -4,6 +4,7 @@ mod bad_input;
 mod ends;
 mod json;
 mod needs_root;
+mod network;
 mod program;
 mod reference;
 mod signals;

@@ -176,11 +176,14 @@ fn chosen_changes_are_taken_over_unless_both_sides_changed_them() {
     assert_eq!((std::fs::read(at("src/a")).unwrap(), mode & 0o7777), (b"A\n".to_vec(), 0o755));
     assert!(!at("src/gone").exists() && !at("link").exists() && !at(".warren-commit").exists());
     assert_eq!(std::fs::read(at("deep/d")).unwrap(), b"d\n");
+    // One that was killed when all was in place leaves nothing to do but this.
+    std::fs::create_dir(at(".warren-commit")).unwrap();
     assert_eq!(
         committed(&["commit", "--since", "start", "a", dir]),
         "",
         "there is nothing left to do"
     );
+    assert!(!at(".warren-commit").exists());
     daemon.ok(&["kill", "a"]);
     daemon.end("TERM");
 }

@@ -24,7 +24,7 @@ use serde_json::json;
 use self::client::Client;
 use crate::calls::{Dice, ask};
 use crate::host::{Host, Kind, Names, Undertaker};
-use crate::support::{Daemon, PATIENCE, Place};
+use crate::support::{Daemon, PATIENCE, Place, greet};
 
 /// A backend that takes part.
 #[derive(Debug)]
@@ -36,14 +36,46 @@ struct Backend {
     homes: &'static str,
     /// Whether its sandboxes can be saved; those of others refuse to be.
     snapshots: bool,
+    /// Whether its sandboxes can be let reach anything.
+    network: bool,
 }
 
 const BACKENDS: [Backend; 5] = [
-    Backend { name: "linux", level: "namespace", homes: "sandboxes", snapshots: true },
-    Backend { name: "landlock", level: "process", homes: "landlock", snapshots: false },
-    Backend { name: "oci-crun", level: "container", homes: "sandboxes-oci-crun", snapshots: true },
-    Backend { name: "oci-runc", level: "container", homes: "sandboxes-oci-runc", snapshots: true },
-    Backend { name: "oci-runsc", level: "kernel", homes: "sandboxes-oci-runsc", snapshots: true },
+    Backend {
+        name: "linux",
+        level: "namespace",
+        homes: "sandboxes",
+        snapshots: true,
+        network: true,
+    },
+    Backend {
+        name: "landlock",
+        level: "process",
+        homes: "landlock",
+        snapshots: false,
+        network: false,
+    },
+    Backend {
+        name: "oci-crun",
+        level: "container",
+        homes: "sandboxes-oci-crun",
+        snapshots: true,
+        network: true,
+    },
+    Backend {
+        name: "oci-runc",
+        level: "container",
+        homes: "sandboxes-oci-runc",
+        snapshots: true,
+        network: true,
+    },
+    Backend {
+        name: "oci-runsc",
+        level: "kernel",
+        homes: "sandboxes-oci-runsc",
+        snapshots: true,
+        network: false,
+    },
 ];
 
 /// How many clients there are at once.
@@ -54,6 +86,7 @@ const SETTINGS: &[(&str, &str)] = &[
     ("WARREN_POOL_MIN_WARM", "2"),
     ("WARREN_POOL_MAX_WARM", "3"),
     ("WARREN_TIMEOUTS_IDLE", "2h"),
+    ("WARREN_EGRESS_HOSTS", "world.test=127.0.0.1"),
 ];
 const SECONDS: u64 = 60;
 /// How long a daemon lives that is to be killed.
@@ -69,6 +102,7 @@ struct Done {
     made: AtomicU64,
     refused: AtomicU64,
     ran: AtomicU64,
+    reached: AtomicU64,
     moved: AtomicU64,
     kept: AtomicU64,
     ended: AtomicU64,
@@ -79,6 +113,8 @@ struct Soak {
     backends: Vec<(&'static Backend, Done)>,
     undertaker: Undertaker,
     kills: AtomicU64,
+    /// Where on this host somebody greets who comes.
+    port: u16,
     /// The ids of what clients know to be theirs.
     known: Mutex<BTreeSet<String>>,
 }
@@ -241,7 +277,8 @@ impl Soak {
             let count = |counter: &AtomicU64| counter.load(Ordering::SeqCst);
             let mut all = vec![&done.made, &done.ran, &done.moved, &done.ended];
             all.extend(backend.snapshots.then_some(&done.kept));
-            let enough = all.into_iter().all(|counter| count(counter) >= 3);
+            let enough = all.into_iter().all(|counter| count(counter) >= 3)
+                && (count(&done.reached) > 0) == backend.network;
             assert!(enough, "control: everything was done: {} {done:?}", backend.name);
         }
     }
@@ -265,7 +302,7 @@ fn a_daemon_at_its_limit_leaves_nothing_and_does_not_grow() {
     let program = set("WARREN_SOAK_PROGRAM").map(PathBuf::from);
     let place = Place::with_settings(names.join(",").leak(), SETTINGS).with_program(program);
     let (undertaker, kills, known) = (Undertaker::new(), AtomicU64::new(0), Mutex::default());
-    let soak = Soak { backends, undertaker, kills, known };
+    let soak = Soak { backends, undertaker, kills, port: greet(), known };
     let is_alone = set("WARREN_SOAK_BESIDE").is_none();
     run(&soak, place, is_alone, Duration::from_secs(seconds.unwrap_or(SECONDS)));
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::support::{Daemon, PATIENCE, Place};
+use crate::support::{Daemon, PATIENCE, Place, greet};
 
 fn write(path: &Path, text: &str) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -73,6 +73,35 @@ fn a_template_is_built_from_files_named_used_and_removed() {
         failed.stderr.contains("step 1 failed") && failed.stderr.contains("exit code 7"),
         "{failed:?}"
     );
+}
+
+#[test]
+fn the_steps_of_a_template_reach_what_they_are_let_reach_and_its_sandboxes_do_not() {
+    let settings = &[("WARREN_EGRESS_HOSTS", "world.test=127.0.0.1,other.test=127.0.0.1")];
+    let place = Place::with_settings("linux", settings);
+    let (project, port) = (place.path("project"), greet());
+    let fetch = |host| format!("bash -c 'cat < /dev/tcp/{host}/{port}'");
+    let recipe = format!("FROM host\nRUN {} > /workspace/said\n", fetch("world.test"));
+    write(&project.join("Warrenfile"), &recipe);
+    let daemon = Daemon::start_in(place, &[]);
+    let build = |more: &[&str]| {
+        let args = ["template", "build", "app", project.to_str().unwrap()];
+        daemon.run(&[&args, more].concat())
+    };
+    for refused in [&[][..], &["--allow-net", "other.test"]] {
+        let refused = build(refused);
+        assert!(refused.stderr.contains("step 1 failed"), "{refused:?}");
+    }
+    let odd = build(&["--allow-net", "http://world.test"]);
+    assert!(odd.code == Some(2) && odd.stderr.contains("allowed_network[0]"), "{odd:?}");
+    let built = build(&["--allow-net", "world.test"]);
+    assert_eq!(built.code, Some(0), "{built:?}");
+    let sandbox = daemon.ok(&["create", "--template", "app"]);
+    assert_eq!(daemon.ok(&["exec", &sandbox, "--", "cat", "/workspace/said"]), "hello");
+    let closed = daemon.run(&["exec", &sandbox, "--", "sh", "-c", &fetch("world.test")]);
+    assert!(closed.code == Some(1) && closed.stdout.is_empty(), "{closed:?}");
+    let open = daemon.ok(&["create", "--template", "app", "--allow-net", "world.test"]);
+    assert_eq!(daemon.ok(&["exec", &open, "--", "sh", "-c", &fetch("world.test")]), "hello");
 }
 
 #[test]

@@ -30,7 +30,15 @@ impl Daemon {
     }
 
     fn start_in(directory: tempfile::TempDir, listen: &str, more: &[&str]) -> Self {
-        let mut command = warren(directory.path());
+        Self::start_as(warren(directory.path()), directory, listen, more)
+    }
+
+    fn start_as(
+        mut command: Command,
+        directory: tempfile::TempDir,
+        listen: &str,
+        more: &[&str],
+    ) -> Self {
         let log =
             fs::OpenOptions::new().create(true).append(true).open(directory.path().join("log"));
         command.args(["serve", "--e2b", "--listen", listen]).args(more);
@@ -235,6 +243,54 @@ mod needs_root_and_registries {
         let mut script = python(PYTHON[0], "names.py");
         script.arg(tls.port().to_string()).arg(daemon.directory.path().join("state/e2b-ca.pem"));
         assert_eq!(daemon.run(script), "done\n");
+    }
+
+    /// Greets whoever comes; returns at which port of this host.
+    fn greet() -> u16 {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let _ = std::io::Write::write_all(&mut &stream, b"hello");
+            }
+        });
+        port
+    }
+
+    #[test]
+    fn what_an_sdk_lets_a_sandbox_reach_it_reaches_and_nothing_else() {
+        let port = greet().to_string();
+        let start = |directory: tempfile::TempDir, listen: &str| {
+            let mut command = warren(directory.path());
+            command.env("WARREN_EGRESS_HOSTS", "good.test=127.0.0.1,other.test=127.0.0.1");
+            Daemon::start_as(command, directory, listen, &[])
+        };
+        let mut daemon = start(tempfile::tempdir().unwrap(), "127.0.0.1:0");
+        for package in PYTHON {
+            let mut script = python(package, "network.py");
+            let said = daemon.run({
+                script.arg(&port);
+                script
+            });
+            // The rules outlive a killed daemon as the sandbox does.
+            let address = daemon.address();
+            daemon.child.kill().unwrap();
+            daemon.child.wait().unwrap();
+            let directory = std::mem::replace(&mut daemon.directory, tempfile::tempdir().unwrap());
+            daemon = start(directory, &address);
+            let mut after = python(package, "reached.py");
+            after.arg(&port).arg(said.trim());
+            assert_eq!(daemon.run(after), "done\n", "{package}");
+        }
+    }
+
+    #[test]
+    fn where_nothing_may_be_reached_an_sdk_is_told_so() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut command = warren(directory.path());
+        command.env("WARREN_EGRESS_ENABLED", "false");
+        let daemon = Daemon::start_as(command, directory, "127.0.0.1:0", &[]);
+        assert_eq!(daemon.run(python(PYTHON[0], "unreached.py")), "done\n");
     }
 
     #[test]

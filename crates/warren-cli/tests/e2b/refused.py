@@ -18,7 +18,7 @@ for key in ("e2b_" + "0" * 40, "e2b_" + "f" * 40):
             continue
         raise AssertionError("it was let in")
 assert mine.is_running()
-for bad in ({"timeout": 10**12}, {"network": {"deny_out": ["not an address"]}}, {"network": {"allow_out": ["1.1.1.1"]}}):
+for bad in ({"timeout": 10**12}, {"network": {"deny_out": ["not an address"]}}, {"network": {"allow_out": ["10.0.0.1"]}}):
     try:
         Sandbox.create(**bad)
     except SandboxException as error:

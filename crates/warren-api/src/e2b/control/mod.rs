@@ -42,6 +42,8 @@ use crate::{Api, rest};
 pub struct Settings {
     /// The domain below which ports of sandboxes have names; none if they are reached by headers alone.
     pub domain: Option<String>,
+    /// Whether sandboxes can reach anything beyond themselves.
+    pub reaches: bool,
 }
 
 /// The control plane. Clones are handles to the same one.
@@ -147,6 +149,10 @@ impl Control {
 
     fn domain(&self) -> Option<&str> {
         self.0.settings.domain.as_deref()
+    }
+
+    fn reaches(&self) -> bool {
+        self.0.settings.reaches
     }
 
     fn all(&self) -> Vec<Arc<Live>> {

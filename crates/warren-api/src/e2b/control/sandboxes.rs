@@ -11,8 +11,8 @@ use axum::response::{IntoResponse as _, Response};
 use chrono::Utc;
 use warren::template::Template;
 use warren::{
-    ForkOptions, ResourceLimits, Sandbox, SandboxSelectionOptions, SandboxSession, SandboxSpec,
-    Snapshot,
+    ForkOptions, Reach, ResourceLimits, Sandbox, SandboxSelectionOptions, SandboxSession,
+    SandboxSpec, Snapshot,
 };
 
 use super::super::record::{OnTimeout, PauseMode, Record, State as Life};
@@ -123,6 +123,7 @@ struct Wanted {
     traffic_token: Option<String>,
     on_timeout: OnTimeout,
     auto_resume: bool,
+    reach: Reach,
     body: NewSandbox,
 }
 
@@ -134,9 +135,8 @@ fn wanted(body: &NewSandbox, generation: Generation) -> Result<Wanted, ApiError>
     let timeout_s = body.timeout.unwrap_or_else(|| generation.timeout_s());
     let secure = generation == Generation::Second || body.secure.unwrap_or(false);
     let public = body.network.as_ref().and_then(|network| network.allow_public_traffic);
-    if let Some(network) = &body.network {
-        network.check().map_err(bad_request)?;
-    }
+    let rules = body.network.clone().unwrap_or_default();
+    let reach = rules.reach(body.allow_internet_access).map_err(bad_request)?;
     let is_closed = public == Some(false);
     if is_closed && !secure {
         return Err(bad_request(
@@ -171,9 +171,13 @@ fn wanted(body: &NewSandbox, generation: Generation) -> Result<Wanted, ApiError>
             (true, false) => OnTimeout::Pause(PauseMode::Filesystem),
         },
         auto_resume,
+        reach,
         body: body.clone(),
     })
 }
+
+/// A sandbox that was just made, and the session that has it.
+type Made = (SandboxSession, Arc<dyn Sandbox>);
 
 /// Where a sandbox comes from.
 #[derive(Debug, Clone)]
@@ -215,7 +219,7 @@ impl Control {
     /// Makes a sandbox and writes down what is said of it.
     async fn make(&self, who: &Principal, wanted: Wanted, name: &str) -> Result<Record, ApiError> {
         let origin = self.origin(who, name).await?;
-        let mut spec = spec();
+        let mut spec = spec(self.reaches());
         let fresh = SandboxSelectionOptions {
             require_fresh: true,
             use_pool: true,
@@ -223,12 +227,20 @@ impl Control {
         };
         let (mut user, mut workdir, mut env) = (None, None, BTreeMap::new());
         let (session, sandbox) = match &origin.ground {
-            Ground::Host => self.api().acquire(who, &spec, &fresh).await?,
-            Ground::Snapshot(snapshot) => self.fork_one(who, snapshot).await?,
+            Ground::Host => {
+                let made = self.api().acquire(who, &spec, &fresh).await?;
+                self.lead(made, &wanted.reach).await?
+            }
+            Ground::Snapshot(snapshot) => {
+                let made = self.fork_one(who, snapshot).await?;
+                self.lead(made, &wanted.reach).await?
+            }
             Ground::Template(template) => {
                 let defaults = &template.defaults;
                 defaults.apply(&mut spec);
                 let made = self.api().acquire_on(who, &spec, &template.base, &fresh).await?;
+                // Before what the template has begin in it.
+                let made = self.lead(made, &wanted.reach).await?;
                 if let Err(error) = self.api().begin(&*made.1, defaults).await {
                     self.api().undo(&made.0).await;
                     return Err(error);
@@ -239,8 +251,9 @@ impl Control {
                 made
             }
         };
-        let Wanted { timeout_s, access_token, traffic_token, on_timeout, auto_resume, body } =
-            wanted;
+        let Wanted {
+            timeout_s, access_token, traffic_token, on_timeout, auto_resume, body, ..
+        } = wanted;
         let now = Utc::now();
         env.extend(body.env_vars.unwrap_or_default());
         let record = Record {
@@ -263,7 +276,11 @@ impl Control {
             on_timeout,
             auto_resume,
             state: Life::Running,
-            allow_internet: body.allow_internet_access,
+            // What cannot be is not said to be.
+            allow_internet: match sandbox.capabilities().has_network {
+                true => body.allow_internet_access,
+                false => Some(false),
+            },
             network: body.network,
             cpus: CPUS,
             memory_mb: MEMORY_MB,
@@ -272,12 +289,19 @@ impl Control {
         self.add(record, timeout_s, &session).await
     }
 
+    /// Has a new sandbox reach what it is to reach, before anything runs in it.
+    async fn lead(&self, made: Made, reach: &Reach) -> Result<Made, ApiError> {
+        if *reach != Reach::default()
+            && let Err(error) = made.1.set_reach(reach).await
+        {
+            self.api().undo(&made.0).await;
+            return Err(error.into());
+        }
+        Ok(made)
+    }
+
     /// Makes one sandbox that is as a snapshot says.
-    async fn fork_one(
-        &self,
-        who: &Principal,
-        snapshot: &Snapshot,
-    ) -> Result<(SandboxSession, Arc<dyn Sandbox>), ApiError> {
+    async fn fork_one(&self, who: &Principal, snapshot: &Snapshot) -> Result<Made, ApiError> {
         let promise = self.api().promise(who, &snapshot.spec).await?;
         let options = ForkOptions { count: 1, ..ForkOptions::default() };
         let made = self.api().manager().fork_snapshot(snapshot, &options, &who.client_id()).await?;
@@ -331,10 +355,11 @@ impl Control {
     }
 }
 
-/// What a sandbox of E2B's is.
-pub fn spec() -> SandboxSpec {
+/// What a sandbox of E2B's is, where the server's can reach anything and where they cannot.
+pub fn spec(reaches: bool) -> SandboxSpec {
     SandboxSpec {
         profile: "dev".to_owned(),
+        network_enabled: reaches,
         workdir: "/home/user".into(),
         limits: ResourceLimits {
             // What it writes is in memory, too.
@@ -500,7 +525,7 @@ pub(super) async fn set_network(
     body: Body<Network>,
 ) -> Result<StatusCode, ApiError> {
     let rules = body.value;
-    rules.check().map_err(bad_request)?;
+    let reach = rules.reach(None).map_err(bad_request)?;
     let work = async move |control: Control, live: Arc<Live>| {
         let mut record = live.record();
         if record.state != Life::Running {
@@ -508,7 +533,12 @@ pub(super) async fn set_network(
             return Err(ApiError::new(StatusCode::CONFLICT, "conflict", message));
         }
         let before = record.network.take().unwrap_or_default();
-        record.allow_internet = rules.allow_internet_access;
+        let sandbox = control.api().manager().get_sandbox(&record.sandbox).await?;
+        let sandbox = sandbox.ok_or_else(|| super::not_found(&live.id))?;
+        sandbox.set_reach(&reach).await?;
+        if sandbox.capabilities().has_network {
+            record.allow_internet = rules.allow_internet_access;
+        }
         record.network = Some(Network {
             allow_public_traffic: before.allow_public_traffic,
             mask_request_host: before.mask_request_host,

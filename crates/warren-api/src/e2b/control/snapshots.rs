@@ -175,7 +175,7 @@ pub(super) async fn fork(
     let work = async move |control: Control, live: Arc<Live>| {
         let origin = live.record();
         let session = control.session(&origin).await?;
-        let spec = super::sandboxes::spec();
+        let spec = super::sandboxes::spec(control.reaches());
         let mut promises = Vec::new();
         for _ in 0..count {
             promises.push(control.api().promise(&asked_by, &spec).await?);

@@ -295,7 +295,7 @@ pub(super) async fn start(
         force,
         ..usual
     };
-    request.spec = warren::SandboxSpec { limits: request.spec.limits, ..spec() };
+    request.spec = warren::SandboxSpec { limits: request.spec.limits, ..spec(control.reaches()) };
     {
         let mut workshop = guard(&control.0.workshop);
         workshop.plans.push_back((build.id(), plan));

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use warren::{Destination, DestinationHost, Reach};
 
 use super::super::record::{OnTimeout, PauseMode, Record, State};
 
@@ -57,19 +58,36 @@ pub(crate) struct Network {
 }
 
 impl Network {
-    /// Says which rule makes no sense, or asks for what no sandbox has here: a way out.
-    pub(super) fn check(&self) -> Result<(), String> {
-        let address = |text: &str| {
-            let (ip, bits) = text.split_once('/').unwrap_or((text, ""));
-            ip.parse::<std::net::IpAddr>().is_ok()
-                && (bits.is_empty() || bits.parse::<u8>().is_ok())
+    /// Says what may be reached by these rules, which one makes no sense, or which is not kept here.
+    pub(super) fn reach(&self, internet: Option<bool>) -> Result<Reach, String> {
+        let entry = |kind: &str, text: &String, what: &str| {
+            let bad = |_| format!("invalid {kind} entry: '{text}' must be {what}");
+            text.parse::<Destination>().map_err(bad)
         };
-        let denied = self.deny_out.as_deref().unwrap_or_default();
-        if let Some(odd) = denied.iter().find(|entry| !address(entry)) {
-            return Err(format!("invalid denied entry: '{odd}' must be an IP address or a CIDR"));
+        let is_name = |one: &Destination| matches!(one.host, DestinationHost::Name(_));
+        let mut reach = Reach::default();
+        for text in self.deny_out.iter().flatten() {
+            let what = "an IP address or a CIDR";
+            let denied = entry("denied", text, what)?;
+            if is_name(&denied) || denied.port.is_some() {
+                return Err(format!("invalid denied entry: '{text}' must be {what}"));
+            }
+            reach.deny.push(denied);
         }
-        let names = self.allow_out.iter().flatten().any(|entry| !address(entry));
-        if names && !denied.iter().any(|entry| entry == "0.0.0.0/0") {
+        for text in self.allow_out.iter().flatten() {
+            reach.allow.push(entry("allowed", text, "an IP address, a CIDR or a domain")?);
+        }
+        // All traffic is written as that of IPv4, and meant.
+        let [v4, v6] = Destination::EVERY_ADDRESS;
+        if internet.or(self.allow_internet_access) == Some(false) {
+            reach.deny.push(v4.clone());
+        }
+        for list in [&mut reach.deny, &mut reach.allow] {
+            if list.contains(&v4) {
+                list.push(v6.clone());
+            }
+        }
+        if reach.allow.iter().any(is_name) && !reach.deny.contains(&v4) {
             return Err("when specifying allowed domains, you must include 'ALL_TRAFFIC' \
                         (0.0.0.0/0) in deny out to block all other traffic"
                 .to_owned());
@@ -81,7 +99,6 @@ impl Network {
         };
         let filled = |list: &Option<Vec<String>>| list.as_ref().is_some_and(|all| !all.is_empty());
         let unkept = [
-            ("allowOut", filled(&self.allow_out)),
             ("egressProxy", asks(&self.egress_proxy)),
             ("httpsPorts", self.https_ports.as_ref().is_some_and(|ports| !ports.is_empty())),
             ("dnsServers", filled(&self.dns_servers)),
@@ -89,10 +106,10 @@ impl Network {
         ];
         match unkept.iter().find(|(_, asked)| *asked) {
             Some((name, _)) => Err(format!(
-                "network.{name} is not supported by this server: its sandboxes have no network \
-                 beyond their own loopback"
+                "network.{name} is not supported by this server: its sandboxes reach what they may \
+                 as the server itself does, by TCP alone"
             )),
-            None => Ok(()),
+            None => Ok(reach),
         }
     }
 
@@ -279,18 +296,24 @@ mod tests {
             deny_out: Some(deny.iter().map(|&one| one.to_owned()).collect()),
             ..Network::default()
         };
-        let why = |allow: &[&str], deny: &[&str]| network(allow, deny).check().unwrap_err();
-        assert!(network(&[], &["8.8.8.8", "10.0.0.0/8", "0.0.0.0/0"]).check().is_ok());
+        let why = |allow: &[&str], deny: &[&str]| network(allow, deny).reach(None).unwrap_err();
+        let reach = |allow: &[&str], deny: &[&str]| network(allow, deny).reach(None).unwrap();
+        assert_eq!(reach(&[], &[]), Reach::default());
+        assert_eq!(reach(&[], &["0.0.0.0/0"]), Reach::nothing(), "of IPv6 as well");
+        assert_eq!(reach(&[], &["8.8.8.8", "10.0.0.0/8"]).deny.len(), 2);
+        assert_eq!(network(&[], &[]).reach(Some(false)).unwrap(), Reach::nothing());
+        assert_eq!(network(&["1.1.1.1"], &[]).reach(Some(false)).unwrap().allow.len(), 1);
         assert!(why(&["example.org"], &[]).contains("ALL_TRAFFIC"));
         assert!(why(&[], &["example.org"]).contains("invalid denied entry"));
-        // It makes sense, and cannot be.
-        assert!(why(&["example.org"], &["0.0.0.0/0"]).contains("not supported"));
-        assert!(why(&["1.1.1.1", "10.0.0.0/8"], &[]).contains("not supported"));
+        assert!(why(&[], &["1.1.1.1:80"]).contains("invalid denied entry"));
+        assert!(why(&["http://a"], &["0.0.0.0/0"]).contains("invalid allowed entry"));
+        assert_eq!(reach(&["*.example.org"], &["0.0.0.0/0"]).allow.len(), 1);
+        assert_eq!(reach(&["0.0.0.0/0"], &["0.0.0.0/0"]).allow, Destination::EVERY_ADDRESS);
     }
 
     #[test]
-    fn what_needs_a_way_out_is_refused_and_what_says_nothing_is_not() {
-        let check = |text: &str| serde_json::from_str::<Network>(text).unwrap().check();
+    fn what_is_not_kept_here_is_refused_and_what_says_nothing_is_not() {
+        let check = |text: &str| serde_json::from_str::<Network>(text).unwrap().reach(None);
         for asked in [
             r#"{"egressProxy":{"address":"a:1"}}"#,
             r#"{"dnsServers":["1.1.1.1"]}"#,
@@ -302,10 +325,11 @@ mod tests {
         for nothing in [
             "{}",
             r#"{"egressProxy":null,"dnsServers":[],"httpsPorts":null,"rules":{},"allowOut":[]}"#,
-            r#"{"allow_internet_access":false,"allowPublicTraffic":false,"maskRequestHost":"a"}"#,
+            r#"{"allow_internet_access":true,"allowPublicTraffic":false,"maskRequestHost":"a"}"#,
         ] {
-            assert_eq!(check(nothing), Ok(()), "{nothing}");
+            assert_eq!(check(nothing), Ok(Reach::default()), "{nothing}");
         }
+        assert_eq!(check(r#"{"allow_internet_access":false}"#), Ok(Reach::nothing()));
     }
 
     #[test]

@@ -22,6 +22,8 @@ pub(super) struct Own {
     suspended: bool,
     /// Whether its end was asked for, of a daemon that did not live to answer.
     ending: bool,
+    /// Whether it was made with a network.
+    reaches: bool,
     on: &'static Backend,
 }
 
@@ -79,18 +81,19 @@ impl Client<'_> {
         let nth = usize::try_from(self.dice.below(self.soak.backends.len() as u64)).unwrap();
         let on = self.soak.backends[nth].0;
         let select = json!({ "use_pool": self.dice.below(2) == 0, "backend": on.name });
-        let body = json!({ "select": select, "isolation": on.level });
+        let reaches = on.network && self.dice.below(2) == 0;
+        let body = json!({ "select": select, "isolation": on.level, "network_enabled": reaches });
         let Some(made) = self.ask(on, "POST", "/v1/sandboxes", Some(&body)) else { return };
         assert_eq!(made["sandbox"]["backend"], on.name, "{made}");
         self.note(on, |done| &done.made);
-        self.take(on, &made);
+        self.take(on, &made, reaches);
     }
 
-    fn take(&mut self, on: &'static Backend, made: &Value) {
+    fn take(&mut self, on: &'static Backend, made: &Value, reaches: bool) {
         let id = |value: &Value| value["id"].as_str().unwrap().to_owned();
         let (id, session) = (id(&made["sandbox"]), id(&made["session"]));
         self.soak.known.lock().unwrap().insert(id.clone());
-        self.own.push(Own { id, session, suspended: false, ending: false, on });
+        self.own.push(Own { id, session, suspended: false, ending: false, reaches, on });
     }
 
     fn end(&mut self) {
@@ -135,10 +138,10 @@ impl Client<'_> {
         Some(own)
     }
 
-    /// Writes a file by a command and reads it back by another.
+    /// Writes a file by a command and reads it back by another, and reaches what it may reach.
     fn use_one(&mut self) {
         let nth = self.pick();
-        let Some(Own { id, on, .. }) = self.wake(nth) else { return };
+        let Some(Own { id, on, reaches, .. }) = self.wake(nth) else { return };
         let word = format!("{}-{}", self.name, self.dice.below(1 << 40));
         let path = format!("/v1/sandboxes/{id}/exec");
         let line = format!("echo {word} > note; (sleep 0.2; :) & cat note; pwd");
@@ -151,12 +154,19 @@ impl Client<'_> {
         if let Some(stat) = self.ask(on, "GET", &stat, None) {
             assert_eq!(stat["size"], word.len() + 1, "{}: {stat}", on.name);
         }
+        let line = format!("bash -c 'cat < /dev/tcp/world.test/{}'", self.soak.port);
+        let Some(ran) = self.ask(on, "POST", &path, Some(&run(&line))) else { return };
+        let wanted = if reaches { "hello" } else { "" };
+        assert_eq!(ran["stdout"], wanted, "{}: {ran}", on.name);
+        if reaches {
+            self.note(on, |done| &done.reached);
+        }
     }
 
     /// Snapshots one, forks the snapshot, looks at the fork, and forgets the snapshot.
     fn keep_one(&mut self) {
         let nth = self.pick();
-        let Some(Own { id, on, .. }) = self.wake(nth) else { return };
+        let Some(Own { id, on, reaches, .. }) = self.wake(nth) else { return };
         let word = self.dice.below(1 << 40).to_string();
         let exec = format!("/v1/sandboxes/{id}/exec");
         let line = format!("echo {word} > kept");
@@ -176,7 +186,7 @@ impl Client<'_> {
         self.soak.known.lock().unwrap().insert(snapshot);
         let forks = self.ask(on, "POST", &format!("{path}/fork"), Some(&json!({ "count": 1 })));
         for fork in forks.iter().flat_map(|forks| forks["items"].as_array().unwrap()) {
-            self.take(on, fork);
+            self.take(on, fork, reaches);
             let id = &self.own.last().unwrap().id;
             let exec = format!("/v1/sandboxes/{id}/exec");
             if let Some(ran) = self.ask(on, "POST", &exec, Some(&run("cat kept"))) {
