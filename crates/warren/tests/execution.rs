@@ -334,7 +334,9 @@ mod linux {
         let place = Place::new(ResourceLimits::default());
         let backend = place.backend();
         let sandbox = place.make(&backend).await;
-        let slow = "for i in $(seq 60); do echo line $i; sleep 0.02; done; exit 7";
+        // It ends when it is told to, which is after whoever started it is gone, however slow that is.
+        let slow = "for i in $(seq 60); do echo line $i; sleep 0.02; done; read word; \
+                    [ $word = abcd ] && exit 7";
         let options = ExecOptions { input: ExecInput::Open, ..named("slow") };
         start(&*sandbox, &sh("echo early; exit 3"), &named("early")).await.wait().await.unwrap();
         let exec = start(&*sandbox, &sh(slow), &options).await;
@@ -355,12 +357,13 @@ mod linux {
             async move { sandbox.find_exec(&id).await.unwrap().unwrap() }
         };
         let exec = find("slow").await;
+        assert_eq!(exec.info().input_taken, 3, "init remembers what it was given");
+        assert_eq!(exec.write_input(Some(3), b"d\n", true).await.unwrap(), 5);
         let mut all = vec![first.clone()];
         all.extend(rest(&*exec, first.next).await);
         let expected: String = (1..=60).map(|i| format!("line {i}\n")).collect();
         assert_eq!(String::from_utf8(bytes(&all, LogStream::Stdout)).unwrap(), expected);
         assert_eq!(exec.wait().await.unwrap().exit_code, 7);
-        assert_eq!(exec.info().input_taken, 3, "init remembers what it was given");
         let alone = find("alone").await;
         assert_eq!(alone.wait().await.unwrap().exit_code, 9);
         assert_eq!(text(&*alone, LogStream::Stdout).await, "alone\n");

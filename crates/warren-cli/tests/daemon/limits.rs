@@ -14,13 +14,13 @@ use serde_json::Value;
 use crate::support::{Daemon, PATIENCE, Place};
 
 /// Within this everybody else is served.
-const PROMPT: Duration = Duration::from_secs(5);
+pub(crate) const PROMPT: Duration = Duration::from_secs(5);
 
-trait Stream: Read + Write + Send {}
+pub(crate) trait Stream: Read + Write + Send {}
 impl<T: Read + Write + Send> Stream for T {}
 
 /// A daemon on both kinds of socket.
-struct Both {
+pub(crate) struct Both {
     daemon: Daemon,
     address: String,
     keys: Vec<String>,
@@ -28,14 +28,14 @@ struct Both {
 
 /// One of its sockets, as a caller knows it.
 #[derive(Clone)]
-struct Door {
+pub(crate) struct Door {
     path: Option<PathBuf>,
     address: String,
     key: String,
 }
 
 impl Both {
-    fn start(tenants: &[&str]) -> Self {
+    pub(crate) fn start(tenants: &[&str]) -> Self {
         let place = Place::new();
         let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
         let key = |tenant: &&str| {
@@ -54,15 +54,23 @@ impl Both {
         [Door { path: Some(self.daemon.place.path("run/warren.sock")), ..tcp.clone() }, tcp]
     }
 
-    fn door(&self, tenant: usize) -> Door {
+    pub(crate) fn door(&self, tenant: usize) -> Door {
         Door { path: None, address: self.address.clone(), key: self.keys[tenant].clone() }
     }
 
     /// The most memory that it ever had, in bytes.
-    fn peak(&self) -> u64 {
+    pub(crate) fn peak(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.daemon.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+    }
+
+    /// How many sockets it has.
+    pub(crate) fn connections(&self) -> usize {
+        let fds = std::fs::read_dir(format!("/proc/{}/fd", self.daemon.id())).unwrap();
+        // One may be closed while we look.
+        let targets = fds.filter_map(|fd| std::fs::read_link(fd.unwrap().path()).ok());
+        targets.filter(|to| to.to_string_lossy().starts_with("socket:")).count()
     }
 }
 
@@ -71,7 +79,7 @@ impl Door {
         if self.path.is_some() { "unix" } else { "tcp" }
     }
 
-    fn connect(&self) -> Box<dyn Stream> {
+    pub(crate) fn connect(&self) -> Box<dyn Stream> {
         match &self.path {
             Some(path) => {
                 let stream = UnixStream::connect(path).expect("it listens");
@@ -89,12 +97,12 @@ impl Door {
     }
 
     /// Returns the head of a request, with more lines if there are any.
-    fn head(&self, request: &str, more: &str) -> String {
+    pub(crate) fn head(&self, request: &str, more: &str) -> String {
         let (address, key) = (&self.address, &self.key);
         format!("{request} HTTP/1.1\r\nHost: {address}\r\nX-Api-Key: {key}\r\n{more}\r\n")
     }
 
-    fn ask(&self, request: &str, more: &str) -> String {
+    pub(crate) fn ask(&self, request: &str, more: &str) -> String {
         let mut stream = self.connect();
         stream
             .write_all(self.head(request, &format!("Connection: close\r\n{more}")).as_bytes())
@@ -102,14 +110,36 @@ impl Door {
         answer(&mut stream)
     }
 
+    pub(crate) fn get(&self, path: &str) -> Value {
+        parsed(&self.ask(&format!("GET {path}"), ""))
+    }
+
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Value {
+        let (mut stream, body) = (self.connect(), body.to_string());
+        let length = body.len();
+        let more = format!(
+            "Connection: close\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n"
+        );
+        let head = self.head(&format!("POST {path}"), &more);
+        stream.write_all((head + &body).as_bytes()).unwrap();
+        parsed(&answer(&mut stream))
+    }
+
     /// Asks for something small and checks that it comes at once.
     #[track_caller]
-    fn is_served(&self) {
+    pub(crate) fn is_served(&self) {
         let began = Instant::now();
         let seen = self.ask("GET /v1/sandboxes", "");
         assert!(seen.starts_with("HTTP/1.1 200"), "{}: {seen}", self.name());
         assert!(began.elapsed() < PROMPT, "{}: {:?}", self.name(), began.elapsed());
     }
+}
+
+/// Returns what a good answer says.
+#[track_caller]
+fn parsed(answer: &str) -> Value {
+    assert!(answer.starts_with("HTTP/1.1 2"), "{answer}");
+    serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap()
 }
 
 /// Reads until the other end is closed.

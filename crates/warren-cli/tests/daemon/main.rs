@@ -13,6 +13,7 @@ mod host;
 mod limits;
 mod many;
 mod ports;
+mod readers;
 mod receipts;
 mod restart;
 mod secrets;
