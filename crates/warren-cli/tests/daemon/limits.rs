@@ -35,8 +35,11 @@ pub(crate) struct Door {
 }
 
 impl Both {
-    pub(crate) fn start(tenants: &[&str]) -> Self {
-        let place = Place::new();
+    fn start(tenants: &[&str]) -> Self {
+        Self::start_in(Place::new(), tenants)
+    }
+
+    pub(crate) fn start_in(place: Place, tenants: &[&str]) -> Self {
         let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
         let key = |tenant: &&str| {
             let made: Value =
