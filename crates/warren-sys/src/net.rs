@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 pub use divert::{divert_tcp, listen_transparently};
-pub use route::{Range, Way, route};
+pub use route::{Lead, Range, Way, lead, route};
 
 /// By number, from the kernel's `sockios.h`: C libraries do not agree on its type.
 const SIOCSIFFLAGS: libc::Ioctl = 0x8914;

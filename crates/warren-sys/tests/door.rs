@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{DumpableBehavior, Pid, WaitOptions, getgid, getuid, waitpid};
-use warren_sys::net::{Range, Way, divert_tcp, listen_transparently, loopback_up, route};
+use warren_sys::net::{
+    Lead, Range, Way, divert_tcp, lead, listen_transparently, loopback_up, route,
+};
 use warren_sys::net::{Way::Here, Way::Nowhere};
 use warren_sys::{cred, process};
 
@@ -357,5 +359,28 @@ mod needs_userns {
             })
         });
         assert_eq!(told, "[(true, Err(WouldBlock), true), (true, Err(WouldBlock), true)]");
+    }
+
+    #[test]
+    fn where_an_address_leads_is_told_by_the_kernel_and_nothing_is_sent() {
+        let leads = |address: &str| lead(address.parse().unwrap()).unwrap();
+        let told = inside(|| {
+            assert_eq!(leads("192.0.2.1"), Lead::Nowhere, "before there is anything");
+            loopback_up().unwrap();
+            route(&[
+                (Range { address: "192.0.2.0".parse().unwrap(), bits: 24 }, Here),
+                (Range { address: "192.0.2.9".parse().unwrap(), bits: 32 }, Nowhere),
+                (Range { address: "2001:db8::".parse().unwrap(), bits: 32 }, Here),
+            ])
+            .unwrap();
+            for own in ["127.0.0.1", "127.1.2.3", "192.0.2.1", "::1", "2001:db8::1"] {
+                assert_eq!(leads(own), Lead::Here, "{own}");
+            }
+            for other in ["192.0.2.9", "198.51.100.1", "2001:db9::1"] {
+                assert_eq!(leads(other), Lead::Nowhere, "{other}");
+            }
+        });
+        assert_eq!(told, "()");
+        assert_eq!(leads("127.0.0.1"), Lead::Here, "the host's own");
     }
 }

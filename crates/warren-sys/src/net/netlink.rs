@@ -120,6 +120,26 @@ impl Kernel {
     }
 }
 
+impl Kernel {
+    /// Sends a question and returns the body of its answer: what follows struct nlmsghdr, cut off after a while.
+    pub(super) fn tell(&self, question: &Request, kind: c_int) -> io::Result<Vec<u8>> {
+        send(&self.0, &question.bytes, SendFlags::empty())?;
+        let mut answer = [0; 256];
+        let (length, _) = recv(&self.0, &mut answer, RecvFlags::DONTWAIT)?;
+        let odd = || io::Error::new(io::ErrorKind::InvalidData, "an odd answer");
+        let answer = &answer[..length];
+        if let Some((_, errno)) = outcome(answer) {
+            errno?;
+            return Err(odd());
+        }
+        let (head, body) = answer.split_at_checked(HEADER).ok_or_else(odd)?;
+        let is_kind = head[4..6] == narrow(kind).to_ne_bytes();
+        if is_kind { Ok(body.to_vec()) } else { Err(odd()) }
+    }
+}
+
+/// The length of struct nlmsghdr.
+const HEADER: usize = 16;
 /// The length of the part of an answer that tells something: struct nlmsghdr, and the errno.
 const ANSWER: usize = 20;
 

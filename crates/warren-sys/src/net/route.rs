@@ -25,6 +25,53 @@ pub enum Way {
     Nowhere,
 }
 
+/// Where what is sent to an address goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lead {
+    /// To this machine itself, or to all of a network.
+    Here,
+    /// To another machine.
+    Away,
+    /// To nobody: there is no route.
+    Nowhere,
+}
+
+/// Says where what is sent to `address` would go, by the routes of this thread's network. Nothing is sent.
+///
+/// See rtnetlink(7), RTM_GETROUTE.
+pub fn lead(address: IpAddr) -> io::Result<Lead> {
+    let (family, bits) =
+        if address.is_ipv4() { (libc::AF_INET, 32) } else { (libc::AF_INET6, 128) };
+    let family = u8::try_from(family).map_err(io::Error::other)?;
+    let header = [family, bits, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let mut question = Request::default();
+    question.message(libc::RTM_GETROUTE.into(), 0, &header, |message| match address {
+        IpAddr::V4(address) => message.attribute(DESTINATION, &address.octets()),
+        IpAddr::V6(address) => message.attribute(DESTINATION, &address.octets()),
+    });
+    /// Where struct rtmsg has its type.
+    const TYPE: usize = 7;
+    match Kernel::reach(ROUTES)?.tell(&question, libc::RTM_NEWROUTE.into()) {
+        Ok(route) => match route.get(TYPE) {
+            Some(&libc::RTN_UNICAST) => Ok(Lead::Away),
+            Some(&libc::RTN_UNREACHABLE | &libc::RTN_PROHIBIT | &libc::RTN_BLACKHOLE) => {
+                Ok(Lead::Nowhere)
+            }
+            // Local, broadcast, anycast and multicast ones.
+            Some(_) => Ok(Lead::Here),
+            None => Err(io::Error::new(io::ErrorKind::InvalidData, "a route without a type")),
+        },
+        Err(error) => match error.raw_os_error() {
+            Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EACCES | libc::EAFNOSUPPORT) => {
+                Ok(Lead::Nowhere)
+            }
+            // A hole has this errno, and so has nonsense: nothing of ours is.
+            Some(libc::EINVAL) => Ok(Lead::Nowhere),
+            _ => Err(error),
+        },
+    }
+}
+
 /// The index of `lo`, the same in every network namespace: see `loopback_net_init` in drivers/net/loopback.c.
 const LOOPBACK: u32 = 1;
 
