@@ -10,7 +10,8 @@ use serde::Serialize;
 use toml::de::{DeTable, DeValue};
 use warren::image::{KnownRegistry, Login, Registries};
 use warren::{
-    Destination, DestinationHost, EgressOptions, PoolConfig, SandboxManagerConfig, SessionTimeouts,
+    Destination, DestinationHost, EgressHost, EgressOptions, PoolConfig, SandboxManagerConfig,
+    SessionTimeouts,
 };
 use warren_api::audit::Limits;
 use warren_api::keys::Quotas;
@@ -32,7 +33,7 @@ enum Kind {
 }
 
 /// Every setting there is. In the environment `pool.min_warm` is `WARREN_POOL_MIN_WARM`.
-const SETTINGS: [(&str, Kind); 37] = [
+const SETTINGS: [(&str, Kind); 38] = [
     ("socket", Kind::Text),
     ("listen", Kind::Text),
     ("state_dir", Kind::Text),
@@ -60,6 +61,7 @@ const SETTINGS: [(&str, Kind); 37] = [
     ("execs.explain", Kind::Switch),
     ("egress.enabled", Kind::Switch),
     ("egress.private", Kind::List),
+    ("egress.closed", Kind::List),
     ("egress.hosts", Kind::List),
     ("egress.connections", Kind::Count),
     ("quotas.sandboxes", Kind::Count),
@@ -324,27 +326,24 @@ impl Config {
 
 /// Reads what sandboxes may reach.
 fn egress(read: &Values<'_>) -> Result<EgressOptions, Failure> {
-    let private = read.list("egress.private").into_iter().map(|text| {
-        let hint = "write networks, as in 10.0.0.0/8";
-        let found: Result<Destination, _> = text.parse();
-        let found = found.ok().filter(|it| matches!(it.host, DestinationHost::Range(..)));
-        found.ok_or_else(|| read.wrong("egress.private", "has what is no network", hint))
-    });
+    let networks = |key: &str| {
+        let network = |text: String| {
+            let hint = "write networks, as in 10.0.0.0/8";
+            let found: Result<Destination, _> = text.parse();
+            let found = found.ok().filter(|it| matches!(it.host, DestinationHost::Range(..)));
+            found.ok_or_else(|| read.wrong(key, "has what is no network", hint))
+        };
+        read.list(key).into_iter().map(network).collect::<Result<Vec<_>, Failure>>()
+    };
     let hosts = read.list("egress.hosts").into_iter().map(|text| {
-        let hint = "write names and addresses, as in llm.internal=127.0.0.1";
-        let parts = text.split_once('=').and_then(|(name, address)| {
-            let Ok(Destination { host: DestinationHost::Name(name), port: None }) =
-                name.trim().parse()
-            else {
-                return None;
-            };
-            Some((name, address.trim().parse().ok()?))
-        });
-        parts.ok_or_else(|| read.wrong("egress.hosts", "has what is no NAME=ADDRESS", hint))
+        let hint = "write services and addresses, as in llm.internal:8080=127.0.0.1";
+        let odd = |_| read.wrong("egress.hosts", "has what is no NAME:PORT=ADDRESS", hint);
+        text.parse::<EgressHost>().map_err(odd)
     });
     Ok(EgressOptions {
         enabled: read.switch("egress.enabled")?,
-        private: private.collect::<Result<_, Failure>>()?,
+        private: networks("egress.private")?,
+        closed: networks("egress.closed")?,
         hosts: hosts.collect::<Result<_, Failure>>()?,
         connections: usize::try_from(read.count("egress.connections")?).unwrap_or(usize::MAX),
         ..EgressOptions::default()
@@ -400,7 +399,8 @@ fn defaults(around: &Surroundings) -> BTreeMap<&'static str, (Value, Origin)> {
     let value = |name| match name {
         "socket" => one(&around.socket().display()),
         "state_dir" => one(&around.state_dir().display()),
-        "allowed_hosts" | "images.registries" | "egress.private" | "egress.hosts" => many(&[]),
+        "allowed_hosts" | "images.registries" | "egress.private" | "egress.closed"
+        | "egress.hosts" => many(&[]),
         "egress.enabled" => one(&true),
         "egress.connections" => one(&EgressOptions::default().connections),
         "backends" => many(&["linux"]),

@@ -13,8 +13,8 @@ use warren::backend::{LandlockBackend, LinuxBackend};
 use warren::layers::{Held, Layers};
 use warren::template::{Template, Templates};
 use warren::{
-    Bound, EnforcedLimit, Enforcement, ExecCause, ExecContext, Explain, IsolationBackend as _,
-    Limit, ResourceLimits, ResourceUsage, Sandbox as _, SandboxError,
+    Bound, Destination, EnforcedLimit, Enforcement, ExecCause, ExecContext, Explain,
+    IsolationBackend as _, Limit, ResourceLimits, ResourceUsage, Sandbox as _, SandboxError,
 };
 
 use crate::args::{RunArgs, SettingArgs};
@@ -132,7 +132,9 @@ impl Maker {
                 let config = Config::load(&SettingArgs::default(), &Surroundings::of_process())?;
                 let mut options = config.egress;
                 options.enabled = true;
-                options.private.extend(asked.iter().filter_map(|text| text.parse().ok()));
+                // Not by the way: what has public addresses, as 0.0.0.0/0, means those.
+                let asked = asked.iter().filter_map(|text| text.parse::<Destination>().ok());
+                options.private.extend(asked.filter(Destination::is_private));
                 Ok(Self::Linux(backend.reaching(options)))
             }
             other => Ok(other),

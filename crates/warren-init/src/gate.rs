@@ -152,7 +152,11 @@ impl Gate {
                 self.waiting = Some((outward, socket));
             }
             Ok(()) => {}
-            Err(_) => (self.line, self.waiting) = (None, Some((outward, socket))),
+            Err(error) if is_gone(&error) => {
+                (self.line, self.waiting) = (None, Some((outward, socket)));
+            }
+            // That one is lost, as for want of descriptors, and no other.
+            Err(_) => reset(&socket),
         }
     }
 }
@@ -160,6 +164,12 @@ impl Gate {
 /// Has whoever connected hear that nobody is there.
 fn reset(socket: &OwnedFd) {
     let _ = sockopt::set_socket_linger(socket, Some(Duration::ZERO));
+}
+
+/// Reports whether the other end of a socket is no more.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
+        || error.kind() == io::ErrorKind::NotConnected
 }
 
 fn as_net(range: &Range) -> net::Range {

@@ -26,7 +26,7 @@ pub mod store;
 pub mod template;
 
 pub use contract::*;
-pub use egress::EgressOptions;
+pub use egress::{EgressHost, EgressOptions};
 pub use manager::{DefaultSandboxManager, Shutdown};
 #[doc(inline)]
 pub use warren_init::archive;

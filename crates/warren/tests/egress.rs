@@ -16,7 +16,7 @@ use async_trait::async_trait;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use warren::backend::{LandlockBackend, LinuxBackend, LinuxSandbox, OciBackend, OciRuntime};
-use warren::egress::Resolve;
+use warren::egress::{Busy, Resolve};
 use warren::{
     Command, CreateOptions, EgressOptions, ExecContext, Extent, IsolationBackend, Reach, Sandbox,
     SandboxSpec, Verdict,
@@ -40,7 +40,7 @@ impl Script {
 
 #[async_trait]
 impl Resolve for Script {
-    async fn resolve(&self, name: &str) -> io::Result<Vec<IpAddr>> {
+    async fn resolve(&self, name: &str, _: Busy) -> io::Result<Vec<IpAddr>> {
         let mut asked = self.asked.lock().unwrap();
         let times = asked.entry(name.to_owned()).or_default();
         *times += 1;
@@ -110,6 +110,12 @@ impl Server {
 fn options(resolver: Arc<Script>) -> EgressOptions {
     let private = vec!["127.0.0.2".parse().unwrap()];
     EgressOptions { private, resolver, ..EgressOptions::default() }
+}
+
+/// The same, with services that whoever may reach everything reaches as well.
+fn serving(resolver: Arc<Script>, port: u16, hosts: &[(&str, &str)]) -> EgressOptions {
+    let host = |(name, address): &(&str, &str)| format!("{name}:{port}={address}").parse().unwrap();
+    EgressOptions { hosts: hosts.iter().map(host).collect(), ..options(resolver) }
 }
 
 /// The backends that have a network: each on its own, since each has to hold.
@@ -248,21 +254,25 @@ mod reached {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn everything_public_is_asked_for_and_the_rest_has_no_way() {
-        let names = script(&[("good.test", &[&["127.0.0.2"]]), ("bad.test", &[&["127.0.0.1"]])]);
-        for backend in backends(&options(names)) {
+        // An operator's network is not public, and nobody asked for it.
+        let names = script(&[("own.test", &[&["127.0.0.2"]]), ("bad.test", &[&["127.0.0.1"]])]);
+        for index in 0.. {
             let (good, bad) = Server::pair("hello\r\n").await;
-            let sandbox = made(&backend, &[]).await;
             let port = good.port;
+            let serving = serving(names.clone(), port, &[("good.test", "127.0.0.2")]);
+            let Some(backend) = backends(&serving).into_iter().nth(index) else { break };
+            let sandbox = made(&backend, &[]).await;
             let said = python(
                 &sandbox,
                 &format!(
-                    "print(say('good.test', {port}), say('bad.test', {port}))\n\
+                    "print(say('good.test', {port}), say('bad.test', {port}), say('own.test', {port}), say('good.test', {port} ^ 1))\n\
                      for a in ['10.0.0.1', '169.254.169.254', '192.168.0.1', 'fd00:ec2::254', 'fe80::1', '100.64.0.1']:\n\
                      \x20   print(say(a, 80))"
                 ),
             )
             .await;
-            assert_eq!(said[0], "hello ConnectionResetError", "{}", backend.name());
+            let reset = "ConnectionResetError";
+            assert_eq!(said[0], format!("hello {reset} {reset} {reset}"), "{}", backend.name());
             assert_eq!(said[1..], ["OSError"; 6], "{}", backend.name());
             assert_eq!((good.total(), bad.total()), (1, 0));
             let receipt = sandbox.verify(Extent::Everything).await.unwrap();
@@ -282,10 +292,13 @@ mod reached {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn how_much_is_reached_can_be_changed_at_any_time() {
-        let names = script(&[("good.test", &[&["127.0.0.2"]]), ("other.test", &[&["127.0.0.2"]])]);
-        for backend in backends(&options(names.clone())) {
+        let names = script(&[("third.test", &[&["127.0.0.1"]])]);
+        for index in 0.. {
             let (good, _bad) = Server::pair("hello\r\n").await;
             let port = good.port;
+            let hosts = [("good.test", "127.0.0.2"), ("other.test", "127.0.0.2")];
+            let serving = serving(names.clone(), port, &hosts);
+            let Some(backend) = backends(&serving).into_iter().nth(index) else { break };
             let sandbox = made(&backend, &[]).await;
             let name = backend.name().to_owned();
             let both = format!("print(say('good.test', {port}), say('other.test', {port}))");
@@ -304,10 +317,13 @@ mod reached {
                 assert_eq!(sandbox.reach(), rules);
                 assert_eq!(python(&sandbox, &both).await, [said], "{name}: {rules:?}");
             }
-            let asked = names.times("other.test");
+            let third = format!("print(say('third.test', {port}))");
+            let asked = names.times("third.test");
+            python(&sandbox, &third).await;
+            assert_eq!(names.times("third.test"), asked + 1, "{name}: control: it is looked up");
             sandbox.set_reach(&reach(ALL, &["good.test"])).await.unwrap();
-            python(&sandbox, &both).await;
-            assert_eq!(names.times("other.test"), asked, "{name}: it was not even looked up");
+            python(&sandbox, &third).await;
+            assert_eq!(names.times("third.test"), asked + 1, "{name}: it was not even looked up");
             let host = format!("GET / HTTP/1.1\\r\\nHost: other.test:{port}\\r\\n\\r\\n");
             let heard = good.heard();
             let fronted = format!("print(say('good.test', {port}, b'{host}')); time.sleep(0.2)");
@@ -325,12 +341,10 @@ mod reached {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn what_stands_and_may_not_be_reached_any_more_is_ended_and_the_rest_is_not() {
-        let names = script(&[("good.test", &[&["127.0.0.2"]]), ("other.test", &[&["127.0.0.3"]])]);
-        let private = vec!["127.0.0.2".parse().unwrap(), "127.0.0.3".parse().unwrap()];
-        let options = EgressOptions { private, ..options(names) };
-        let backend = LinuxBackend::new().unwrap().reaching(options);
         let (good, _bad) = Server::pair("hello\r\n").await;
         let port = good.port;
+        let hosts = [("good.test", "127.0.0.2"), ("other.test", "127.0.0.3")];
+        let backend = LinuxBackend::new().unwrap().reaching(serving(script(&[]), port, &hosts));
         let other = Server::serve(TcpListener::bind(("127.0.0.3", port)).await.unwrap(), "hi\r\n");
         let sandbox = Arc::new(made(&backend, &[]).await);
         let script = format!(
@@ -392,6 +406,66 @@ mod reached {
 
 mod hostile {
     use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_network_that_may_be_reached_is_not_this_host_in_it() {
+        let names =
+            script(&[("good.test", &[&["127.0.0.2"]]), ("wrapped.test", &[&["::ffff:127.0.0.2"]])]);
+        let (server, _bad) = Server::pair("hello\r\n").await;
+        let port = server.port;
+        for (private, said) in [
+            ("127.0.0.0/8", "ConnectionResetError ConnectionResetError"),
+            ("127.0.0.2", "hello hello"),
+        ] {
+            let private = vec![private.parse().unwrap()];
+            let options = EgressOptions { private, ..options(names.clone()) };
+            let backend = LinuxBackend::new().unwrap().reaching(options);
+            let sandbox = made(&backend, &["*.test"]).await;
+            let script = format!("print(say('good.test', {port}), say('wrapped.test', {port}))");
+            assert_eq!(python(&sandbox, &script).await, [said]);
+            sandbox.destroy().await.unwrap();
+        }
+        assert_eq!(server.total(), 2);
+    }
+
+    /// Never answers for some names, and counts how many wait.
+    #[derive(Debug, Default)]
+    struct Deaf {
+        waiting: Mutex<Vec<Busy>>,
+    }
+
+    #[async_trait]
+    impl Resolve for Deaf {
+        async fn resolve(&self, name: &str, busy: Busy) -> io::Result<Vec<IpAddr>> {
+            if name == "good.test" {
+                return Ok(vec!["127.0.0.2".parse().unwrap()]);
+            }
+            // As a thread does that nobody can stop.
+            self.waiting.lock().unwrap().push(busy);
+            std::future::pending().await
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn n11_names_that_nobody_answers_for_hold_up_no_other_sandbox() {
+        let resolver = Arc::new(Deaf::default());
+        let options = EgressOptions { resolver: resolver.clone(), ..options(script(&[])) };
+        let backend = LinuxBackend::new().unwrap().reaching(options);
+        let (good, _bad) = Server::pair("hello\r\n").await;
+        let (hostile, other) =
+            (made(&backend, &["*.test"]).await, made(&backend, &["*.test"]).await);
+        let script = "s = []\n\
+                      for n in range(40):\n\
+                      \x20   s.append(socket.create_connection((f'n{n}.test', 80)))\n\
+                      time.sleep(1); print('open')";
+        assert_eq!(python(&hostile, script).await, ["open"]);
+        assert_eq!(resolver.waiting.lock().unwrap().len(), 8, "the rest waits for its turn");
+        let port = good.port;
+        let said = python(&other, &format!("print(say('good.test', {port}))")).await;
+        assert_eq!(said, ["hello"], "another sandbox does not");
+        hostile.destroy().await.unwrap();
+        other.destroy().await.unwrap();
+    }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn n6_a_name_that_leads_to_what_is_not_public_is_not_dialled() {

@@ -26,8 +26,9 @@ fn fetch(allowed: &str, url: &str, host: &str) -> Outcome {
     );
     let allowed = format!("--allow-net={allowed}");
     let mut command = warren(&["run", &allowed, "--", "python3", "-c", &script]);
-    let hosts = "web.internal=127.0.0.1";
-    outcome(command.env("WARREN_EGRESS_HOSTS", hosts))
+    let port = url.rsplit(':').next().unwrap_or_default().trim_end_matches('/');
+    let port = port.parse().unwrap_or(80_u16);
+    outcome(command.env("WARREN_EGRESS_HOSTS", format!("web.internal:{port}=127.0.0.1")))
 }
 
 #[test]

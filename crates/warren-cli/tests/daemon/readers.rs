@@ -158,13 +158,13 @@ fn s8_readers_that_are_slow_or_deaf_are_bounded_and_hold_up_nobody() {
         }
         for one in slow {
             let seen = one.join().unwrap();
-            println!("a slow reader: {seen:?}");
+            eprintln!("a slow reader: {seen:?}");
             assert!(seen.bytes > 16 << 10, "{seen:?}");
             assert!(seen.skipped > 0, "control: it was slower than the command: {seen:?}");
         }
         let most = both.peak() - before;
         let each = most / (DEAF + SLOW) as u64;
-        println!("{} streams took {most} bytes at the most, {each} each", DEAF + SLOW);
+        eprintln!("{} streams took {most} bytes at the most, {each} each", DEAF + SLOW);
         assert!(each < 1 << 20, "{each} bytes for each stream");
         drop(deaf);
     });

@@ -86,7 +86,6 @@ const SETTINGS: &[(&str, &str)] = &[
     ("WARREN_POOL_MIN_WARM", "2"),
     ("WARREN_POOL_MAX_WARM", "3"),
     ("WARREN_TIMEOUTS_IDLE", "2h"),
-    ("WARREN_EGRESS_HOSTS", "world.test=127.0.0.1"),
 ];
 const SECONDS: u64 = 60;
 /// How long a daemon lives that is to be killed.
@@ -300,9 +299,12 @@ fn a_daemon_at_its_limit_leaves_nothing_and_does_not_grow() {
         .collect();
     let names: Vec<_> = backends.iter().map(|(backend, _)| backend.name).collect();
     let program = set("WARREN_SOAK_PROGRAM").map(PathBuf::from);
-    let place = Place::with_settings(names.join(",").leak(), SETTINGS).with_program(program);
+    let port = greet();
+    let world = ("WARREN_EGRESS_HOSTS", &*format!("world.test:{port}=127.0.0.1").leak());
+    let settings = [SETTINGS, &[world]].concat().leak();
+    let place = Place::with_settings(names.join(",").leak(), settings).with_program(program);
     let (undertaker, kills, known) = (Undertaker::new(), AtomicU64::new(0), Mutex::default());
-    let soak = Soak { backends, undertaker, kills, port: greet(), known };
+    let soak = Soak { backends, undertaker, kills, port, known };
     let is_alone = set("WARREN_SOAK_BESIDE").is_none();
     run(&soak, place, is_alone, Duration::from_secs(seconds.unwrap_or(SECONDS)));
 }

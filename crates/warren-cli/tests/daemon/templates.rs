@@ -77,9 +77,10 @@ fn a_template_is_built_from_files_named_used_and_removed() {
 
 #[test]
 fn the_steps_of_a_template_reach_what_they_are_let_reach_and_its_sandboxes_do_not() {
-    let settings = &[("WARREN_EGRESS_HOSTS", "world.test=127.0.0.1,other.test=127.0.0.1")];
-    let place = Place::with_settings("linux", settings);
-    let (project, port) = (place.path("project"), greet());
+    let port = greet();
+    let hosts = format!("world.test:{port}=127.0.0.1,other.test:{port}=127.0.0.1").leak();
+    let place = Place::with_settings("linux", vec![("WARREN_EGRESS_HOSTS", &*hosts)].leak());
+    let project = place.path("project");
     let fetch = |host| format!("bash -c 'cat < /dev/tcp/{host}/{port}'");
     let recipe = format!("FROM host\nRUN {} > /workspace/said\n", fetch("world.test"));
     write(&project.join("Warrenfile"), &recipe);

@@ -262,7 +262,8 @@ mod needs_root_and_registries {
         let port = greet().to_string();
         let start = |directory: tempfile::TempDir, listen: &str| {
             let mut command = warren(directory.path());
-            command.env("WARREN_EGRESS_HOSTS", "good.test=127.0.0.1,other.test=127.0.0.1");
+            let hosts = ["good.test", "other.test"].map(|name| format!("{name}:{port}=127.0.0.1"));
+            command.env("WARREN_EGRESS_HOSTS", hosts.join(","));
             Daemon::start_as(command, directory, listen, &[])
         };
         let mut daemon = start(tempfile::tempdir().unwrap(), "127.0.0.1:0");

@@ -47,7 +47,8 @@ impl FromStr for Destination {
             let address: IpAddr = address.parse().map_err(|_| NoDestination)?;
             let bits = decimal(bits).and_then(|bits| u8::try_from(bits).ok());
             let bits = bits.filter(|bits| *bits <= width(address)).ok_or(NoDestination)?;
-            let host = DestinationHost::Range(first(address, bits), bits);
+            let (address, bits) = canonical(first(address, bits), bits)?;
+            let host = DestinationHost::Range(address, bits);
             return Ok(Self { host, port: None });
         }
         if let Ok(address) = text.parse() {
@@ -123,6 +124,12 @@ impl Destination {
         self.port.is_none_or(|own| own == port) && domain::matches(pattern, name)
     }
 
+    /// Reports whether this means addresses none of which is public.
+    pub fn is_private(&self) -> bool {
+        let DestinationHost::Range(address, bits) = self.host else { return false };
+        !crate::egress::overlaps_public(&Range { address, bits })
+    }
+
     /// Reports whether this means an address.
     pub fn is_address(&self, address: IpAddr, port: u16) -> bool {
         let DestinationHost::Range(first, bits) = self.host else { return false };
@@ -131,7 +138,20 @@ impl Destination {
 }
 
 fn one(address: IpAddr) -> DestinationHost {
+    let address = address.to_canonical();
     DestinationHost::Range(address, width(address))
+}
+
+/// Writes a network of IPv4 that is wrapped in IPv6 as what it is. One that has others as well would mean what nobody
+/// asks about, since an address is never wrapped when it is decided about.
+fn canonical(address: IpAddr, bits: u8) -> Result<(IpAddr, u8), NoDestination> {
+    match (address, address.to_canonical()) {
+        (IpAddr::V6(_), IpAddr::V4(inner)) => {
+            let bits = bits.checked_sub(96).ok_or(NoDestination)?;
+            Ok((inner.into(), bits))
+        }
+        _ => Ok((address, bits)),
+    }
 }
 
 /// Returns the first address that has these bits in common with another.
@@ -149,7 +169,8 @@ fn first(address: IpAddr, bits: u8) -> IpAddr {
     }
 }
 
-fn width(address: IpAddr) -> u8 {
+/// Returns how many bits an address has.
+pub(crate) fn width(address: IpAddr) -> u8 {
     if address.is_ipv4() { 32 } else { 128 }
 }
 
@@ -202,8 +223,30 @@ mod tests {
             ("2001:db8::/32", "2001:db8::1", 80, true),
             ("2001:db8::/32", "2001:db9::1", 80, false),
             ("[2001:db8::1]:80", "2001:db8::1", 80, true),
+            ("::ffff:8.8.8.8", "8.8.8.8", 80, true),
+            ("[::ffff:8.8.8.8]:80", "8.8.8.8", 80, true),
+            ("::ffff:8.8.0.0/112", "8.8.8.8", 80, true),
+            ("::ffff:8.8.0.0/112", "8.9.0.1", 80, false),
         ] {
             assert_eq!(means(text, name, port), expected, "{text} {name}:{port}");
+        }
+    }
+
+    #[test]
+    fn what_is_private_has_nothing_public() {
+        for (text, expected) in [
+            ("10.0.0.0/8", true),
+            ("192.168.1.1:80", true),
+            ("fd00::/8", true),
+            ("::ffff:10.0.0.1", true),
+            ("127.0.0.1", true),
+            ("0.0.0.0/0", false),
+            ("::/0", false),
+            ("8.0.0.0/6", false),
+            ("1.1.1.1", false),
+            ("a.internal", false),
+        ] {
+            assert_eq!(text.parse::<Destination>().unwrap().is_private(), expected, "{text}");
         }
     }
 

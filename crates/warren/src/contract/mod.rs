@@ -35,8 +35,8 @@ pub use base::{Base, HostTools, LayerId, MAX_LAYERS};
 pub use capabilities::{Enforcement, Layer, SandboxCapabilities};
 pub use command::Command;
 pub use denial::{Denial, Explain};
-pub(crate) use destination::has;
 pub use destination::{Destination, DestinationHost, NoDestination};
+pub(crate) use destination::{has, width};
 pub use error::{ProgramFault, Result, SandboxError};
 pub use exec::{ExecCause, ExecContext, ExecOutput, ExecReport, ResourceUsage, StreamOutput};
 pub use execs::{

@@ -1,21 +1,24 @@
 //! Takes the connections that a sandbox makes beyond itself, and makes those that it may have.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::net::sockopt;
 use rustix::net::{AddressFamily, SocketType, ipproto};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use warren_init::domain;
 use warren_init::protocol::denied::{Barred, Refused};
 use warren_init::protocol::{Outward, Request, Toward};
-use warren_sys::net;
+use warren_sys::net::{self, Lead};
 
 use super::guard::{Flow, Guard, Refusal};
 use super::{Policy, Verdict};
@@ -28,13 +31,22 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const QUIET: Duration = Duration::from_secs(60);
 /// How much is read at a time, in each direction.
 const PIECE: usize = 16 << 10;
-/// How many addresses of a name are tried.
+/// How many addresses of a name are tried, and how many are looked at to find them.
 const MAX_TRIED: usize = 4;
+const MAX_LOOKED_AT: usize = 32;
+/// For how long nothing may be said by the one who has not yet said all, once the other has.
+const HALF: Duration = Duration::from_secs(120);
+/// How much of what nobody reads the kernel may keep of a connection, in each direction. It is the host's memory.
+const BUFFER: u32 = 1 << 20;
+/// How many connections of a sandbox take no place from others: it has these, whoever has all the rest.
+const RESERVED: usize = 8;
+/// How many may be made at once, and how long each takes of that: ports and tables are the host's.
+const BURST: u32 = 256;
+const PACE: Duration = Duration::from_millis(10);
 
 /// Serves one sandbox until it is dropped, and then nothing of it is connected any more.
 #[derive(Debug)]
 pub(crate) struct Broker {
-    policy: Arc<Policy>,
     #[expect(dead_code, reason = "dropping it is what ends it")]
     task: JoinSet<()>,
 }
@@ -46,26 +58,35 @@ impl Broker {
         control.send(&Request::Egress, &[theirs.as_fd()]).await?;
         drop(theirs);
         let mut task = JoinSet::new();
-        task.spawn(serve(Arc::new(line), policy.clone()));
-        Ok(Self { policy, task })
-    }
-
-    /// Returns what it goes by.
-    pub(crate) fn policy(&self) -> &Arc<Policy> {
-        &self.policy
+        task.spawn(serve(Arc::new(line), policy));
+        Ok(Self { task })
     }
 }
 
 async fn serve(line: Arc<Channel>, policy: Arc<Policy>) {
     let own = Arc::new(Semaphore::new(policy.egress.options.connections.max(1)));
+    let reserved = Arc::new(Semaphore::new(RESERVED));
     let mut connections = JoinSet::new();
+    let mut pace = Pace::new(Instant::now());
     loop {
         // Until there is a place nothing more is taken, and the sandbox alone waits.
         let Ok(place) = own.clone().acquire_owned().await else { return };
-        // Whoever sends nonsense is heard no more.
-        let Ok(Some((outward, fds))) = line.receive::<Outward>().await else { break };
+        let (outward, fds) = match line.receive::<Outward>().await {
+            Ok(Some(handed)) => handed,
+            // Its descriptor did not arrive, for want of room for one here: that connection is lost, and no other.
+            Err(error) if error.kind() == io::ErrorKind::InvalidData && is_short() => continue,
+            // Whoever sends nonsense is heard no more.
+            Ok(None) | Err(_) => break,
+        };
+        tokio::time::sleep_until(pace.next(Instant::now())).await;
         // Only now: who connects to nothing takes no place from others.
-        let Ok(shared) = policy.egress.places.clone().acquire_owned().await else { return };
+        let shared = match reserved.clone().try_acquire_owned() {
+            Ok(reserved) => reserved,
+            Err(_) => match policy.egress.places.clone().acquire_owned().await {
+                Ok(shared) => shared,
+                Err(_) => return,
+            },
+        };
         while connections.try_join_next().is_some() {}
         let (line, policy) = (line.clone(), policy.clone());
         connections.spawn(async move {
@@ -75,6 +96,31 @@ async fn serve(line: Arc<Channel>, policy: Arc<Policy>) {
     }
     // Init is gone, or has another broker; what stands may go on.
     while connections.join_next().await.is_some() {}
+}
+
+/// Reports whether this process can have no descriptor more just now.
+fn is_short() -> bool {
+    net::own_namespace().is_err()
+}
+
+/// How fast connections are made: [`BURST`] at once, and then one for each [`PACE`].
+#[derive(Debug)]
+struct Pace {
+    /// When all that were made will have been paid for.
+    paid: Instant,
+}
+
+impl Pace {
+    fn new(now: Instant) -> Self {
+        Self { paid: now }
+    }
+
+    /// Says when the next may be made.
+    fn next(&mut self, now: Instant) -> Instant {
+        self.paid = self.paid.max(now) + PACE;
+        let ahead = BURST * PACE;
+        self.paid.checked_sub(ahead).map_or(now, |then| then.max(now))
+    }
 }
 
 /// Why a connection came to nothing.
@@ -197,7 +243,9 @@ async fn reach(policy: &Policy, to: &Toward, port: u16) -> Result<(TcpStream, bo
     let barred = |why| Failed::Barred { to: told(to), why, http: false };
     let addresses = match to {
         Toward::Address(address) => match policy.judge_address(*address, port) {
-            Verdict::Allowed if is_ours(*address) => return Err(barred(Barred::NotPublic)),
+            Verdict::Allowed if is_ours(policy, *address)? => {
+                return Err(barred(Barred::NotPublic));
+            }
             Verdict::Allowed => vec![*address],
             Verdict::NotAllowed => return Err(barred(Barred::NotAllowed)),
             Verdict::NotPublic => return Err(barred(Barred::NotPublic)),
@@ -207,42 +255,44 @@ async fn reach(policy: &Policy, to: &Toward, port: u16) -> Result<(TcpStream, bo
             if !known.is_some_and(|name| policy.allows_name(&name, port)) {
                 return Err(barred(Barred::NotAllowed));
             }
-            match policy.egress.host(name) {
+            match policy.egress.host(name, port) {
                 // Of any kind, but where its owner denies it.
-                Some(address) => match policy.judge_lead(name, address, port) {
+                Some(Some(address)) => match policy.judge_lead(name, address, port) {
                     Verdict::Allowed | Verdict::NotPublic => vec![address],
                     Verdict::NotAllowed => return Err(barred(Barred::NotAllowed)),
                 },
+                Some(None) => return Err(barred(Barred::NotAllowed)),
                 None => {
-                    let found = policy.egress.options.resolver.resolve(name);
-                    let found = tokio::time::timeout(PATIENCE, found).await;
-                    let mut found =
-                        found.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+                    let found = tokio::time::timeout(PATIENCE, policy.look_up(name)).await;
+                    let found = found.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
                     if found.is_empty() {
                         return Err(io::Error::from(io::ErrorKind::NotFound).into());
                     }
                     // What is dialled is what was looked at, whatever the name leads to a moment later.
-                    let mut denied = false;
-                    found.retain(|address| match policy.judge_lead(name, *address, port) {
-                        Verdict::Allowed => !is_ours(*address),
-                        Verdict::NotPublic => false,
-                        Verdict::NotAllowed => {
-                            denied = true;
-                            false
+                    let (mut good, mut denied) = (Vec::new(), false);
+                    for address in found.into_iter().take(MAX_LOOKED_AT) {
+                        match policy.judge_lead(name, address, port) {
+                            Verdict::Allowed if good.len() < MAX_TRIED => {
+                                if !is_ours(policy, address)? {
+                                    good.push(address);
+                                }
+                            }
+                            Verdict::Allowed | Verdict::NotPublic => {}
+                            Verdict::NotAllowed => denied = true,
                         }
-                    });
-                    if found.is_empty() {
+                    }
+                    if good.is_empty() {
                         let why = if denied { Barred::NotAllowed } else { Barred::NotPublic };
                         return Err(barred(why));
                     }
-                    found
+                    good
                 }
             }
         }
     };
     let mut last = io::Error::from(io::ErrorKind::NotFound);
-    for address in addresses.into_iter().take(MAX_TRIED) {
-        let dialled = TcpStream::connect(SocketAddr::new(address.to_canonical(), port));
+    for address in addresses {
+        let dialled = dial(SocketAddr::new(address.to_canonical(), port));
         match tokio::time::timeout(PATIENCE, dialled).await {
             Ok(Ok(stream)) => {
                 stream.set_nodelay(true)?;
@@ -258,23 +308,19 @@ async fn reach(policy: &Policy, to: &Toward, port: u16) -> Result<(TcpStream, bo
     Err(last.into())
 }
 
-/// Reports whether an address is one of this host's own: services here may trust whoever comes from it.
-///
-/// A datagram socket that is connected to it sends nothing, and would come from the very same address.
-fn is_ours(address: IpAddr) -> bool {
-    // What somebody let be reached by name of its network is meant, and is no public address.
-    if !super::public::is_public(address.to_canonical()) {
-        return false;
-    }
-    let any: IpAddr = match address {
-        IpAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
-        IpAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
-    };
-    let own = UdpSocket::bind((any, 0)).and_then(|socket| {
-        socket.connect((address, 9))?;
-        socket.local_addr()
-    });
-    own.is_ok_and(|own| own.ip() == address)
+async fn dial(to: SocketAddr) -> io::Result<TcpStream> {
+    let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // Before it is connected, or the other end is promised more.
+    socket.set_recv_buffer_size(BUFFER)?;
+    socket.set_send_buffer_size(BUFFER)?;
+    socket.connect(to).await
+}
+
+/// Reports whether an address is one of this host's own, where services may trust whoever comes from it, and was not let
+/// be reached as that.
+fn is_ours(policy: &Policy, address: IpAddr) -> io::Result<bool> {
+    let address = address.to_canonical();
+    Ok(net::lead(address)? == Lead::Here && !policy.may_be_ours(address))
 }
 
 fn told(to: &Toward) -> String {
@@ -294,6 +340,8 @@ async fn relay(
 ) -> Result<(), Failed> {
     let (mut from_inside, mut to_inside) = tokio::io::split(inside);
     let (mut from_outside, mut to_outside) = outside.split();
+    let moved = AtomicU64::new(0);
+    let count = |length: usize| moved.fetch_add(length as u64, Ordering::Relaxed);
     let up = async {
         let mut guard = guarded.then(|| Guard::new(|name: &str| policy.allows_name(name, port)));
         let refused = |Refusal { name, http, .. }: Refusal| {
@@ -304,6 +352,7 @@ async fn relay(
         let (mut piece, mut out) = (vec![0; PIECE], Vec::new());
         loop {
             let length = from_inside.read(&mut piece).await?;
+            count(length);
             out.clear();
             match &mut guard {
                 Some(watching) if length > 0 => {
@@ -331,6 +380,7 @@ async fn relay(
         let mut piece = vec![0; PIECE];
         loop {
             let length = from_outside.read(&mut piece).await?;
+            count(length);
             if length == 0 {
                 to_inside.shutdown().await?;
                 return Ok::<_, Failed>(());
@@ -338,5 +388,66 @@ async fn relay(
             to_inside.write_all(&piece[..length]).await?;
         }
     };
-    tokio::try_join!(up, down).map(drop)
+    let (mut up, mut down) = (pin!(up), pin!(down));
+    tokio::select! {
+        all = &mut up => { all?; finish(down, &moved).await }
+        all = &mut down => { all?; finish(up, &moved).await }
+    }
+}
+
+/// Waits for the other one to have said all, for as long as it says something: whoever is silent for ever would have its
+/// place for ever.
+async fn finish(
+    mut rest: Pin<&mut impl Future<Output = Result<(), Failed>>>,
+    moved: &AtomicU64,
+) -> Result<(), Failed> {
+    loop {
+        let before = moved.load(Ordering::Relaxed);
+        match tokio::time::timeout(HALF, &mut rest).await {
+            Ok(all) => return all,
+            Err(_) if moved.load(Ordering::Relaxed) == before => {
+                return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_are_made_in_a_burst_and_then_at_a_pace() {
+        let now = Instant::now();
+        let mut pace = Pace::new(now);
+        let first: Vec<_> = (0..BURST).map(|_| pace.next(now)).collect();
+        assert!(first.iter().all(|then| *then == now), "at once");
+        assert_eq!(pace.next(now), now + PACE);
+        assert_eq!(pace.next(now), now + 2 * PACE);
+        let later = now + Duration::from_secs(3600);
+        let again: Vec<_> = (0..BURST).map(|_| pace.next(later)).collect();
+        assert!(again.iter().all(|then| *then == later), "no more than that is saved up");
+        assert_eq!(pace.next(later), later + PACE);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_is_silent_when_the_other_has_said_all_is_not_waited_for() {
+        let moved = AtomicU64::new(0);
+        let began = Instant::now();
+        let silent = pin!(std::future::pending());
+        let ended = finish(silent, &moved).await;
+        assert!(
+            matches!(ended, Err(Failed::Broken(error)) if error.kind() == io::ErrorKind::TimedOut)
+        );
+        assert_eq!(began.elapsed(), HALF);
+        let talks = pin!(async {
+            for _ in 0..10 {
+                tokio::time::sleep(HALF / 2).await;
+                moved.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok(())
+        });
+        assert!(finish(talks, &moved).await.is_ok(), "control: one that goes on is");
+    }
 }

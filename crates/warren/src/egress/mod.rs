@@ -13,32 +13,41 @@ pub(crate) mod guard;
 mod public;
 mod resolve;
 
+use std::io;
 use std::net::IpAddr;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use tokio::sync::{Semaphore, watch};
 use warren_init::domain;
 use warren_init::plan::{self, Range};
 
-pub(crate) use public::is_public;
-pub use resolve::{Resolve, SystemResolver};
+pub(crate) use public::{is_public, overlaps_public};
+pub use resolve::{Busy, Resolve, SystemResolver};
 
-use crate::contract::has;
+use crate::contract::{has, width};
 use crate::profile::Profile;
 use crate::{Destination, DestinationHost, Reach, Result, SandboxError, SandboxSpec};
 
 /// How many connections all sandboxes of one backend may have together.
 const MAX_CONNECTIONS: usize = 4096;
+/// How many names may be looked up at once: for all sandboxes of one backend, each by a thread that cannot be stopped,
+/// and for each of them.
+const MAX_LOOKUPS: usize = 256;
+const LOOKUPS_EACH: usize = 8;
 
 /// What whoever runs Warren says about what sandboxes may reach.
 #[derive(Debug, Clone)]
 pub struct EgressOptions {
     /// Whether any may reach anything.
     pub enabled: bool,
-    /// Networks that are not public and may be reached all the same, by whoever is allowed to.
+    /// Networks that are not public and may be reached all the same, by whoever is allowed to by name or number. Addresses
+    /// of this host itself are not, unless each is listed on its own.
     pub private: Vec<Destination>,
-    /// Addresses of names that are not looked up. They may be of any kind.
-    pub hosts: Vec<(String, IpAddr)>,
+    /// Networks that are public and are not reached all the same.
+    pub closed: Vec<Destination>,
+    /// Services whose names are not looked up. They may be anywhere, on this host as well.
+    pub hosts: Vec<EgressHost>,
     /// How many connections each sandbox may have at a time.
     pub connections: usize,
     /// Looks up all other names.
@@ -50,9 +59,37 @@ impl Default for EgressOptions {
         Self {
             enabled: true,
             private: Vec::new(),
+            closed: Vec::new(),
             hosts: Vec::new(),
             connections: 256,
             resolver: Arc::new(SystemResolver),
+        }
+    }
+}
+
+/// A service that sandboxes reach by a name that is nobody else's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EgressHost {
+    /// Its canonical name.
+    pub name: String,
+    /// Its port. Nothing else of the host that it is on is meant.
+    pub port: u16,
+    /// Where it is.
+    pub address: IpAddr,
+}
+
+impl FromStr for EgressHost {
+    type Err = crate::NoDestination;
+
+    /// Reads `NAME:PORT=ADDRESS`.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (service, address) = text.split_once('=').ok_or(crate::NoDestination)?;
+        let service: Destination = service.trim().parse()?;
+        match (service.host, service.port, address.trim().parse()) {
+            (DestinationHost::Name(name), Some(port), Ok(address)) if !name.starts_with('*') => {
+                Ok(Self { name, port, address })
+            }
+            _ => Err(crate::NoDestination),
         }
     }
 }
@@ -63,11 +100,13 @@ pub(crate) struct Egress {
     options: EgressOptions,
     /// One for each connection that there may be.
     places: Arc<Semaphore>,
+    lookups: Arc<Semaphore>,
 }
 
 impl Egress {
     pub(crate) fn new(options: EgressOptions) -> Arc<Self> {
-        Arc::new(Self { options, places: Arc::new(Semaphore::new(MAX_CONNECTIONS)) })
+        let room = |places| Arc::new(Semaphore::new(places));
+        Arc::new(Self { options, places: room(MAX_CONNECTIONS), lookups: room(MAX_LOOKUPS) })
     }
 }
 
@@ -80,6 +119,7 @@ pub(crate) struct Policy {
     everything: bool,
     /// How much of that at the moment.
     reach: watch::Sender<Reach>,
+    lookups: Arc<Semaphore>,
 }
 
 /// Why something is not reached.
@@ -130,7 +170,8 @@ impl Policy {
             allowed.push(destination);
         }
         let (everything, reach) = (allowed.is_empty(), watch::Sender::default());
-        Ok(Some(Arc::new(Self { egress: egress.clone(), allowed, everything, reach })))
+        let lookups = Arc::new(Semaphore::new(LOOKUPS_EACH));
+        Ok(Some(Arc::new(Self { egress: egress.clone(), allowed, everything, reach, lookups })))
     }
 
     /// Refuses what no sandbox could be let reach, or denied.
@@ -185,8 +226,9 @@ impl Policy {
 
     /// Decides about one address that an allowed name leads to.
     pub(crate) fn judge_lead(&self, name: &str, address: IpAddr, port: u16) -> Verdict {
-        match self.reach.borrow().lets_address(Some(name), address, port) {
-            true if self.may_dial(address, port) => Verdict::Allowed,
+        let (address, reach) = (address.to_canonical(), self.reach.borrow());
+        match reach.lets_address(Some(name), address, port) {
+            true if self.may_dial(&reach, Some(name), address, port) => Verdict::Allowed,
             true => Verdict::NotPublic,
             false => Verdict::NotAllowed,
         }
@@ -194,20 +236,42 @@ impl Policy {
 
     /// Decides about an address that was asked for as such.
     pub(crate) fn judge_address(&self, address: IpAddr, port: u16) -> Verdict {
+        let (address, reach) = (address.to_canonical(), self.reach.borrow());
         let allowed = || self.allowed.iter().any(|allowed| allowed.is_address(address, port));
-        let reached = self.reach.borrow().lets_address(None, address, port);
-        match reached && (self.everything || allowed()) {
-            true if self.may_dial(address, port) => Verdict::Allowed,
+        match reach.lets_address(None, address, port) && (self.everything || allowed()) {
+            true if self.may_dial(&reach, None, address, port) => Verdict::Allowed,
             true => Verdict::NotPublic,
             false => Verdict::NotAllowed,
         }
     }
 
-    /// Reports whether an address is public, or let be reached although it is not.
-    fn may_dial(&self, address: IpAddr, port: u16) -> bool {
-        let address = address.to_canonical();
-        is_public(address)
-            || self.egress.options.private.iter().any(|range| range.is_address(address, port))
+    /// Reports whether an address is public, or let be reached although it is not, by who asked for it: whoever asked for
+    /// everything asked for what is everybody's.
+    fn may_dial(&self, reach: &Reach, name: Option<&str>, address: IpAddr, port: u16) -> bool {
+        let options = &self.egress.options;
+        let has = |list: &[Destination]| list.iter().any(|range| range.is_address(address, port));
+        if is_public(address) {
+            return !has(&options.closed);
+        }
+        let means = |one: &Destination| {
+            let number = one.is_address(address, port) && !Destination::EVERY_ADDRESS.contains(one);
+            number || name.is_some_and(|name| one.is_name(name, port))
+        };
+        has(&options.private) && self.allowed.iter().chain(&reach.allow).any(means)
+    }
+
+    /// Reports whether an address of this host itself was let be reached, one by one.
+    fn may_be_ours(&self, address: IpAddr) -> bool {
+        let exactly = |range: Range| range.address == address && range.bits == width(address);
+        self.egress.private_ranges().any(exactly)
+    }
+
+    /// Waits until another name may be looked up.
+    async fn look_up(&self, name: &str) -> io::Result<Vec<IpAddr>> {
+        let closed = |_| io::Error::from(io::ErrorKind::NotConnected);
+        let own = self.lookups.clone().acquire_owned().await.map_err(closed)?;
+        let shared = self.egress.lookups.clone().acquire_owned().await.map_err(closed)?;
+        self.egress.options.resolver.resolve(name, Busy::new(own, shared)).await
     }
 
     /// Reports whether what is said has to be looked at: where every name may be reached, it does not matter which is.
@@ -250,9 +314,11 @@ impl Egress {
         self.private_ranges().any(|own| own.bits <= asked.bits && has(&own, asked.address))
     }
 
-    /// Returns the address that somebody gave a name.
-    fn host(&self, name: &str) -> Option<IpAddr> {
-        self.options.hosts.iter().find(|(own, _)| own == name).map(|(_, address)| *address)
+    /// Returns where a service is that somebody gave this name; nowhere, if it is another of the same name.
+    fn host(&self, name: &str, port: u16) -> Option<Option<IpAddr>> {
+        let mut own = self.options.hosts.iter().filter(|host| host.name == name).peekable();
+        own.peek()?;
+        Some(own.find(|host| host.port == port).map(|host| host.address))
     }
 }
 
@@ -280,6 +346,7 @@ mod tests {
             "172.31.255.255",
             "192.168.1.1",
             "169.254.169.254",
+            "168.63.129.16",
             "100.64.0.1",
             "0.0.0.0",
             "224.0.0.1",
@@ -323,6 +390,50 @@ mod tests {
         assert!(asked("192.168.0.1", private()).unwrap_err().contains("not public"));
         let off = EgressOptions { enabled: false, ..EgressOptions::default() };
         assert!(asked("example.org", off).unwrap_err().contains("switched off"));
+    }
+
+    #[test]
+    fn what_is_private_is_reached_by_who_asked_for_it_and_not_for_everything() {
+        let options = || EgressOptions {
+            private: vec!["10.0.0.0/8".parse().unwrap()],
+            closed: vec!["1.1.1.0/24".parse().unwrap()],
+            ..EgressOptions::default()
+        };
+        let address = "10.1.2.3".parse().unwrap();
+        let everything = policy(&[], options()).unwrap();
+        assert_eq!(everything.judge_address(address, 80), Verdict::NotPublic);
+        assert_eq!(everything.judge_lead("evil.example", address, 80), Verdict::NotPublic);
+        let public = "8.8.8.8".parse().unwrap();
+        assert_eq!(everything.judge_address(public, 80), Verdict::Allowed, "control");
+        let closed = "::ffff:1.1.1.1".parse().unwrap();
+        assert_eq!(everything.judge_address(closed, 80), Verdict::NotPublic, "closed");
+        let allow = vec!["10.1.0.0/16".parse().unwrap(), "a.example".parse().unwrap()];
+        everything.set_reach(Reach { deny: Vec::new(), allow });
+        assert_eq!(everything.judge_address(address, 80), Verdict::Allowed, "it was named");
+        assert_eq!(everything.judge_lead("a.example", address, 80), Verdict::Allowed);
+        assert_eq!(everything.judge_lead("b.example", address, 80), Verdict::Allowed, "by number");
+        let far = "10.9.9.9".parse().unwrap();
+        assert_eq!(everything.judge_lead("b.example", far, 80), Verdict::NotPublic);
+        let all = policy(&["0.0.0.0/0", "*.example"], options()).unwrap();
+        assert_eq!(all.judge_address(address, 80), Verdict::NotPublic);
+        assert_eq!(all.judge_lead("a.example", address, 80), Verdict::Allowed, "by name");
+        assert!(!all.may_be_ours(address), "a network is not the host in it");
+    }
+
+    #[test]
+    fn a_service_of_the_host_is_one_port() {
+        let host = |text: &str| text.parse::<EgressHost>();
+        let hosts = vec![host("llm.internal:8080 = 127.0.0.1").unwrap()];
+        let policy = policy(&[], EgressOptions { hosts, ..EgressOptions::default() }).unwrap();
+        let at = |name, port| policy.egress.host(name, port);
+        assert_eq!(at("llm.internal", 8080), Some(Some("127.0.0.1".parse().unwrap())));
+        assert_eq!(at("llm.internal", 22), Some(None), "and is looked up nowhere else");
+        assert_eq!(at("example.org", 8080), None);
+        for odd in
+            ["a=127.0.0.1", "a:1", "*.a:1=127.0.0.1", "1.1.1.1:1=127.0.0.1", "a:1=b", "a:0=::1"]
+        {
+            assert!(host(odd).is_err(), "{odd}");
+        }
     }
 
     #[test]

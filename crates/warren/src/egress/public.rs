@@ -14,12 +14,14 @@ pub(super) const EVERYTHING: [Range; 2] = [
 ];
 
 /// What of IPv4 is for special use. See IANA's registry (RFC 6890).
-const SPECIAL_V4: [([u8; 4], u8); 15] = [
+const SPECIAL_V4: [([u8; 4], u8); 16] = [
     ([0, 0, 0, 0], 8),
     ([10, 0, 0, 0], 8),
     ([100, 64, 0, 0], 10),
     ([127, 0, 0, 0], 8),
     ([169, 254, 0, 0], 16),
+    // Azure's own for its machines, in no registry: it answers as 169.254.169.254 does, and gives more away.
+    ([168, 63, 129, 16], 32),
     ([172, 16, 0, 0], 12),
     ([192, 0, 0, 0], 24),
     ([192, 0, 2, 0], 24),
@@ -66,7 +68,7 @@ pub(super) fn is_loopback(range: &Range) -> bool {
 }
 
 /// Reports whether some of a range is public.
-pub(super) fn overlaps_public(range: &Range) -> bool {
+pub(crate) fn overlaps_public(range: &Range) -> bool {
     let within =
         |outer: &Range| outer.bits <= range.bits && has(outer, range.address.to_canonical());
     !special().any(|outer| within(&outer))

@@ -90,8 +90,10 @@ impl Inner {
         }
     }
 
-    fn handle_of(&self, session: &SandboxSession) -> Option<Arc<dyn Sandbox>> {
-        self.registry().sandboxes.get(&session.sandbox_id)?.handle.clone()
+    fn handle_of(&self, session: &SandboxSession) -> Result<Arc<dyn Sandbox>> {
+        let id = &session.sandbox_id;
+        let handle = self.registry().sandboxes.get(id).and_then(|entry| entry.handle.clone());
+        handle.ok_or_else(|| SandboxError::NotFound { what: "sandbox", id: id.to_string() })
     }
 
     async fn capture(self: &Arc<Self>, session: &SandboxSession) -> Result<Capture> {
@@ -247,8 +249,10 @@ impl Inner {
         let layers = self.layers_of(backend)?;
         // Before the sandbox stands still for something that cannot be.
         self.check_room(options)?;
+        // Also before: should it end meanwhile, its forks reach what it did, and not everything.
+        let handle = self.handle_of(session)?;
         let Capture { base, held, .. } = self.capture(session).await?;
-        let reach = self.handle_of(session).map(|handle| handle.reach()).unwrap_or_default();
+        let reach = handle.reach();
         let fork = Ground { backend, layers, spec: (*spec).clone(), base, reach, held };
         self.make_fork(fork, options, &session.client_id).await
     }

@@ -97,6 +97,8 @@ pub(crate) struct Instance {
     pub(super) scratch: Option<OwnedFd>,
     /// Who makes the connections that it may have.
     egress: Mutex<Option<Broker>>,
+    /// What it may reach, if anything. It stays when nobody is there any more to go by it.
+    policy: Option<Arc<Policy>>,
 }
 
 /// A sandbox to be launched.
@@ -231,6 +233,7 @@ pub(crate) async fn begin(
         container,
         scratch,
         egress: Mutex::default(),
+        policy: None,
     })
 }
 
@@ -343,6 +346,7 @@ pub(crate) async fn adopt(
         container,
         scratch,
         egress: Mutex::default(),
+        policy: None,
     };
     if let Some(container) = &instance.container {
         // One that is paused answers nobody.
@@ -423,15 +427,14 @@ impl Instance {
         if let Some(policy) = policy {
             let broker = Broker::start(&self.control, policy.clone()).await;
             let broker = broker.map_err(|error| lost("reach the sandbox's gate", error))?;
-            self.egress = Mutex::new(Some(broker));
+            (self.egress, self.policy) = (Mutex::new(Some(broker)), Some(policy.clone()));
         }
         Ok(())
     }
 
     /// Returns what it may reach, if anything.
     pub(super) fn policy(&self) -> Option<Arc<Policy>> {
-        let broker = self.egress.lock().unwrap_or_else(PoisonError::into_inner);
-        broker.as_ref().map(|broker| broker.policy().clone())
+        self.policy.clone()
     }
 
     /// Takes note of what its root stands on, which is not removed as long as this lives.
