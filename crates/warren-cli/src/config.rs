@@ -33,7 +33,7 @@ enum Kind {
 }
 
 /// Every setting there is. In the environment `pool.min_warm` is `WARREN_POOL_MIN_WARM`.
-const SETTINGS: [(&str, Kind); 38] = [
+const SETTINGS: [(&str, Kind); 39] = [
     ("socket", Kind::Text),
     ("listen", Kind::Text),
     ("state_dir", Kind::Text),
@@ -59,6 +59,7 @@ const SETTINGS: [(&str, Kind); 38] = [
     ("audit.file_mib", Kind::Count),
     ("audit.total_mib", Kind::Count),
     ("execs.explain", Kind::Switch),
+    ("receipts.verify", Kind::Switch),
     ("egress.enabled", Kind::Switch),
     ("egress.private", Kind::List),
     ("egress.closed", Kind::List),
@@ -136,6 +137,8 @@ pub(crate) struct Config {
     pub(crate) registries: Registries,
     /// Whether commands are followed wherever they can be.
     pub(crate) explain: bool,
+    /// Whether the limits of every sandbox are exceeded before anybody has it.
+    pub(crate) verify: bool,
     /// What sandboxes may reach of what is not public, and where names lead.
     pub(crate) egress: EgressOptions,
     /// How large the audit log gets; none is kept if absent.
@@ -306,6 +309,7 @@ impl Config {
         };
         Ok(Self {
             explain: read.switch("execs.explain")?,
+            verify: read.switch("receipts.verify")?,
             egress: egress(&read)?,
             audit,
             quotas,
@@ -416,7 +420,7 @@ fn defaults(around: &Surroundings) -> BTreeMap<&'static str, (Value, Origin)> {
         "pool.max_warm" => one(&pool.max_warm),
         "pool.warm_ttl" => time(pool.warm_ttl),
         "audit.enabled" => one(&true),
-        "execs.explain" => one(&false),
+        "execs.explain" | "receipts.verify" => one(&false),
         "audit.file_mib" => one(&(Limits::default().file_bytes >> 20)),
         "audit.total_mib" => one(&(Limits::default().total_bytes >> 20)),
         "pool.warm_profiles" => Value::Many(pool.warm_profiles.clone()),

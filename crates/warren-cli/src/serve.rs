@@ -114,6 +114,9 @@ async fn run(
     let store = Arc::new(store.map_err(warren::SandboxError::from)?);
     let key = ReceiptKey::open(&config.state_dir.join("receipt.key"))?;
     let (manager, image) = manager(config, backends.clone(), &store, key).await?;
+    if config.verify {
+        manager.verify_all();
+    }
     let mut allowed_hosts = config.allowed_hosts.clone();
     // Where SDKs that are told a domain alone look for the control plane.
     allowed_hosts.extend(args.e2b_domain.iter().map(|domain| format!("api.{domain}")));

@@ -35,6 +35,34 @@ fn openssl_believes(place: &Place, receipt: &Value, key: &str) -> bool {
 }
 
 #[test]
+fn a_daemon_that_is_told_to_tries_the_limits_of_every_sandbox_before_anybody_has_it() {
+    let limits = |daemon: &Daemon, id: &str| {
+        let shown = json(&daemon.ok(&["show", id, "--json"]));
+        let receipt = &shown["receipt"]["receipt"];
+        let layers = receipt["layers"].as_array().unwrap();
+        let tries = layers.iter().flat_map(|layer| layer["tries"].as_array().unwrap());
+        let held = tries.filter(|one| {
+            let what = one["what"].as_str().unwrap();
+            one["verdict"] == "held" && (what.contains("memory") || what.contains("one process"))
+        });
+        (receipt["extent"].as_str().unwrap().to_owned(), held.count())
+    };
+    // Nothing is begun ahead for one that is made first, or for one that stands on layers.
+    for (verify, expected) in [("false", ("creation", 0)), ("true", ("pristine", 2))] {
+        let settings = vec![("WARREN_POOL_ENABLED", "false"), ("WARREN_RECEIPTS_VERIFY", verify)];
+        let daemon = Daemon::start_in(Place::with_settings("linux", settings.leak()), &[]);
+        let first = daemon.ok(&["create"]);
+        let fork = daemon.ok(&["fork", &first]);
+        for id in [&first, &fork] {
+            let (extent, held) = limits(&daemon, id);
+            assert_eq!((extent.as_str(), held), expected, "{id}");
+        }
+        let run = daemon.ok(&["exec", &fork, "--", "sh", "-c", "(true); echo it works"]);
+        assert_eq!(run, "it works", "its limits are what they were");
+    }
+}
+
+#[test]
 fn a_receipt_is_made_shown_and_believed_without_the_daemon() {
     let daemon = Daemon::start_in(Place::with_backend("linux"), &[]);
     let place = daemon.place.clone();

@@ -5,6 +5,7 @@
 //! no work half done. What was promised to somebody is in the store before they are told.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
@@ -381,6 +382,12 @@ impl Keeper {
         needs: &Needs,
         spec: &SandboxSpec,
     ) -> Result<Joined> {
+        if self.inner.verifies.load(Ordering::Relaxed)
+            && let Err(error) = self.verify(Extent::Pristine).await
+        {
+            let _ = self.destroy(Vec::new(), false).await;
+            return Err(error);
+        }
         let handle = self.handle()?;
         let lacks = needs.lacking(&*handle, spec);
         if !lacks.is_empty() {
