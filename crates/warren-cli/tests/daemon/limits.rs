@@ -68,12 +68,19 @@ impl Both {
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
     }
 
-    /// How many sockets it has.
+    /// How many connections over TCP it has and has not closed. See proc_net(5), `tcp`.
     pub(crate) fn connections(&self) -> usize {
-        let fds = std::fs::read_dir(format!("/proc/{}/fd", self.daemon.id())).unwrap();
-        // One may be closed while we look.
-        let targets = fds.filter_map(|fd| std::fs::read_link(fd.unwrap().path()).ok());
-        targets.filter(|to| to.to_string_lossy().starts_with("socket:")).count()
+        const ESTABLISHED: &str = "01";
+        const CLOSE_WAIT: &str = "08";
+        let (_, port) = self.address.rsplit_once(':').unwrap();
+        let own = format!("0100007F:{:04X}", port.parse::<u16>().unwrap());
+        let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+        let is_open = |line: &&str| {
+            let mut fields = line.split_whitespace().skip(1);
+            let (local, _, state) = (fields.next(), fields.next(), fields.next());
+            local == Some(&own) && [Some(ESTABLISHED), Some(CLOSE_WAIT)].contains(&state)
+        };
+        table.lines().filter(is_open).count()
     }
 }
 

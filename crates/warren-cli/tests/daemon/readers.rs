@@ -117,36 +117,41 @@ fn s8_readers_that_are_slow_or_deaf_are_bounded_and_hold_up_nobody() {
     let written = || alice.get(&exec)["logged"].as_u64().unwrap();
     let quiet = json!({ "program": "sleep", "args": ["infinity"] });
     alice.post(&execs, &json!({ "id": "quiet", "command": quiet }));
+    let wait_for = |most: usize, what: &str| {
+        let began = Instant::now();
+        while both.connections() > most {
+            assert!(began.elapsed() < PATIENCE, "{what}: {} are still there", both.connections());
+            bob.is_served();
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    };
     // As many attachments as alice may have; those beyond are told so, one like the other.
     let attached: Vec<_> = std::iter::from_fn(|| begin(&alice, &format!("{execs}/quiet/stream")))
         .take(1_000)
         .collect();
     assert!((100..1_000).contains(&attached.len()), "{} at once", attached.len());
+    assert!(both.connections() >= attached.len(), "control: they are counted");
     for _ in 0..BEYOND {
         assert!(begin(&alice, &path).is_none(), "there is one more");
     }
     bob.is_served();
     drop(attached);
+    wait_for(0, "those who hung up");
 
     let until = Instant::now() + Duration::from_secs(seconds);
     while written() < 10 << 20 {
         assert!(Instant::now() < until, "there is something to read");
         std::thread::sleep(Duration::from_millis(50));
     }
-    let (before, connections) = (both.peak(), both.connections());
+    let before = both.peak();
     std::thread::scope(|scope| {
         let slow: Vec<_> =
             (0..SLOW).map(|_| scope.spawn(|| follow(&alice, &path, until))).collect();
         let deaf: Vec<_> =
             (0..DEAF).map(|_| begin(&alice, &path).expect("there is room")).collect();
-        // Those who read nothing are let go, and the others are not.
-        let began = Instant::now();
-        while both.connections() > connections + SLOW {
-            assert!(began.elapsed() < PATIENCE, "{} are still there", both.connections());
-            bob.is_served();
-            std::thread::sleep(Duration::from_millis(200));
-        }
-        assert_eq!(both.connections(), connections + SLOW, "slow is not deaf");
+        // They are let go, and the others are not.
+        wait_for(SLOW, "those who read nothing");
+        assert_eq!(both.connections(), SLOW, "slow is not deaf");
         let mut far = written();
         while Instant::now() < until {
             bob.is_served();

@@ -13,12 +13,12 @@ assert.equal((await commands.run('whoami', { user: 'root' })).stdout, 'root\n')
 
 const cat = await commands.run('cat', { background: true, stdin: true })
 // The client may have given `sleep 60` up a moment before that is ended.
-let running = []
+let alive = []
 for (const end = Date.now() + 10_000; Date.now() < end; ) {
-  running = (await commands.list()).map((one) => one.pid)
-  if (running.length === 1) break
+  alive = (await commands.list()).map((one) => one.pid)
+  if (alive.length === 1) break
 }
-assert.deepEqual(running, [cat.pid])
+assert.deepEqual(alive, [cat.pid])
 await commands.sendStdin(cat.pid, 'one\n')
 await commands.closeStdin(cat.pid)
 assert.equal((await cat.wait()).stdout, 'one\n')
