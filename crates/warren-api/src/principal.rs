@@ -12,7 +12,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 use axum::middleware::Next;
 use axum::response::Response;
-use warren::SandboxSession;
+use warren::{OperatorOnly, SandboxSession, SandboxSpec};
 
 use crate::Api;
 use crate::audit::Note;
@@ -73,6 +73,20 @@ impl Principal {
         let (tenant, client) = split(client_id);
         (self.operator || tenant == &*self.tenant)
             && self.client.as_deref().is_none_or(|own| own == client)
+    }
+
+    /// Refuses a spec that says what only the operator may ask for, whoever wrote it and whenever.
+    pub(crate) fn may_ask_for(&self, spec: &SandboxSpec) -> Result<(), ApiError> {
+        let what = spec.operator_only().filter(|_| !self.operator);
+        let Some(what) = what else { return Ok(()) };
+        Err(ApiError::forbidden(
+            what.to_string(),
+            match what {
+                // The daemon may see more of the host than the caller does.
+                OperatorOnly::HostPaths => "copy the files into the sandbox instead",
+                OperatorOnly::NoLimit(_) => "ask for a larger limit instead of none",
+            },
+        ))
     }
 
     /// Tells whether a session is this caller's.

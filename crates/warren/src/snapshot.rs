@@ -190,6 +190,7 @@ impl Drop for Reservation {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Importer;
     use crate::layers::Held;
 
     fn capture(layers: &Layers, text: &str) -> Capture {
@@ -355,32 +356,44 @@ mod tests {
         assert!(bytes.len() < 100_000, "holes and repetition cost little");
 
         let other = Snapshots::of(&Layers::open(there.path()).unwrap());
-        let got = other.import(Some("b"), None, &bytes[..]).unwrap();
+        let got = other.import(Some("b"), None, Importer::Tenant, &bytes[..]).unwrap();
         assert_eq!((&got.base, &got.name, got.bytes), (&put.base, &put.name, put.bytes));
         assert_ne!(got.id, put.id);
         let tree = other.layers().path(&got.base.changes[0]);
         assert_eq!(std::fs::read(tree.join("second")).unwrap(), vec![7; 200_000]);
-        let again = other.import(Some("b"), None, &bytes[..]).unwrap_err();
+        let again = other.import(Some("b"), None, Importer::Tenant, &bytes[..]).unwrap_err();
         assert_eq!(again.code(), "already_exists");
-        assert_eq!(other.import(Some("b"), Some("t"), &bytes[..]).unwrap().new_bytes, 0);
+        assert_eq!(
+            other.import(Some("b"), Some("t"), Importer::Tenant, &bytes[..]).unwrap().new_bytes,
+            0
+        );
 
         // Whatever is wrong with it, nothing of it is left.
         let mut plain = Vec::new();
         zstd::stream::copy_decode(&bytes[..], &mut plain).unwrap();
         let packed = |plain: &[u8]| zstd::stream::encode_all(plain, 1).unwrap();
-        assert!(other.import(Some("c"), None, &packed(&plain)[..]).is_ok(), "control");
+        assert!(
+            other.import(Some("c"), None, Importer::Tenant, &packed(&plain)[..]).is_ok(),
+            "control"
+        );
         other.remove(Some("c"), "s").unwrap();
         for broken in 0..60 {
             let mut plain = plain.clone();
             let at = broken * plain.len() / 60;
             plain[at] ^= 0x55;
-            assert!(other.import(Some("c"), None, &packed(&plain)[..]).is_err(), "byte {at}");
+            assert!(
+                other.import(Some("c"), None, Importer::Tenant, &packed(&plain)[..]).is_err(),
+                "byte {at}"
+            );
         }
         for cut in [0, 1, bytes.len() / 2, bytes.len() - 1] {
-            assert!(other.import(Some("c"), None, &bytes[..cut]).is_err(), "cut at {cut}");
+            assert!(
+                other.import(Some("c"), None, Importer::Tenant, &bytes[..cut]).is_err(),
+                "cut at {cut}"
+            );
         }
         let longer = packed(&[&plain[..], &[0; 512]].concat());
-        assert!(other.import(Some("c"), None, &longer[..]).is_err());
+        assert!(other.import(Some("c"), None, Importer::Tenant, &longer[..]).is_err());
         assert!(other.list(Some("c")).unwrap().is_empty());
         assert_eq!(std::fs::read_dir(there.path().join("staging")).unwrap().count(), 0);
     }

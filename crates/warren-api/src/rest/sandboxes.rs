@@ -133,14 +133,8 @@ pub(super) fn checked(who: &Principal, body: &CreateSandboxBody) -> Result<Sandb
     if who.operator {
         return Ok(spec);
     }
-    let binds = [&spec.allowed_paths_ro, &spec.allowed_paths_rw];
-    if !spec.bind_mounts.is_empty() || binds.iter().any(|paths| !paths.is_empty()) {
-        // The daemon may see more of the host than the caller does.
-        return Err(ApiError::forbidden(
-            "only the operator may show paths of the host",
-            "copy the files into the sandbox instead",
-        ));
-    }
+    who.may_ask_for(&spec)?;
+    // Nor those of time, which sandboxes of E2B's do without.
     if body.limits.lifts_any() {
         return Err(ApiError::forbidden(
             "only the operator may take a limit away",

@@ -14,8 +14,8 @@ use tokio::sync::oneshot;
 use utoipa::{IntoParams, IntoResponses, ToSchema};
 use warren::template::USER_LABEL;
 use warren::{
-    Base, DiffEntry, DiffKind, DiffOptions, DiffSide, ForkOptions, SandboxId, SandboxSession,
-    Snapshot, SnapshotKind, SnapshotOptions,
+    Base, DiffEntry, DiffKind, DiffOptions, DiffSide, ForkOptions, Importer, ResourceLimits,
+    SandboxId, SandboxSession, Snapshot, SnapshotKind, SnapshotOptions,
 };
 
 use super::sandboxes::{ListQuery, acquired};
@@ -462,17 +462,21 @@ enum Origin {
 }
 
 impl Origin {
-    /// Returns what its sandboxes are called and hold by default: labels, and memory.
-    async fn terms(&self, api: &Api) -> Result<(BTreeMap<String, String>, Option<u64>), ApiError> {
+    /// Returns what its sandboxes are called, and how much of the host they may use.
+    async fn terms(
+        &self,
+        api: &Api,
+    ) -> Result<(BTreeMap<String, String>, ResourceLimits), ApiError> {
         Ok(match self {
             Self::Live(session) => {
-                let sandbox = api.manager().get_sandbox(&session.sandbox_id).await?;
-                let memory = sandbox.and_then(|one| one.capabilities().limits.max_memory_bytes);
-                (api.0.catalog.labels(&session.sandbox_id), memory)
+                let id = &session.sandbox_id;
+                let sandbox = api.manager().get_sandbox(id).await?;
+                let sandbox = sandbox.ok_or_else(|| ApiError::not_found("sandbox", id.as_str()))?;
+                (api.0.catalog.labels(id), sandbox.capabilities().limits.clone())
             }
             Self::Saved(snapshot) => {
                 let spec = &snapshot.spec;
-                (spec.labels.iter().cloned().collect(), spec.limits.max_memory_bytes)
+                (spec.labels.iter().cloned().collect(), spec.limits.clone())
             }
         })
     }
@@ -561,12 +565,14 @@ pub(crate) async fn fork(asked: ForkRequest) -> Result<Response, ApiError> {
 )]
 pub(crate) async fn fork_snapshot(asked: ForkRequest) -> Result<Response, ApiError> {
     let snapshot = asked.api.find_snapshot(&asked.who, asked.id.as_str()).await?;
+    // It was looked at when it was imported, but not always by a version that did.
+    asked.who.may_ask_for(&snapshot.spec)?;
     make_fork(asked, Origin::Saved(Box::new(snapshot))).await
 }
 
 async fn make_fork(asked: ForkRequest, origin: Origin) -> Result<Response, ApiError> {
     let ForkRequest { api, who, headers, body: Body { value, digest }, .. } = asked;
-    let ((own, memory), place) = (origin.terms(&api).await?, origin.place());
+    let ((own, limits), place) = (origin.terms(&api).await?, origin.place());
     // Two may not have the same name, so that none of them has its origin's.
     let labels: HashMap<String, String> = match value.labels {
         Some(mut given) => {
@@ -587,9 +593,8 @@ async fn make_fork(asked: ForkRequest, origin: Origin) -> Result<Response, ApiEr
     }
     let options =
         ForkOptions { count: value.count, partial: value.partial, labels: Some(labels.clone()) };
-    let mut spec = warren::SandboxSpec::default();
-    spec.limits.max_memory_bytes = memory;
-    spec.labels = labels.into_iter().collect();
+    let labels = labels.into_iter().collect();
+    let spec = warren::SandboxSpec { limits, labels, ..warren::SandboxSpec::default() };
     let (this, asker) = (api.clone(), who.clone());
     let work = async move {
         // A place for each, before any is made.
@@ -793,7 +798,7 @@ pub(crate) struct ImportParams {
     request_body(content_type = "application/zstd"),
     responses(
         (status = 201, body = SnapshotView),
-        (status = 400, description = "It is damaged, or no snapshot.", body = ErrorBody),
+        (status = 400, description = "It is damaged, no snapshot, or asks for what only the operator may.", body = ErrorBody),
         (status = 409, description = "The name is taken.", body = ErrorBody),
         (status = 429, description = "A quota is used up.", body = ErrorBody),
     )
@@ -810,7 +815,9 @@ pub(crate) async fn import(
     let (sender, pieces) = tokio::sync::mpsc::channel(4);
     let incoming = Incoming { pieces, rest: axum::body::Bytes::new() };
     let (manager, client) = (std::sync::Arc::clone(api.manager()), who.client_id());
-    let work = async move { manager.import_snapshot(&client, name, Box::new(incoming)).await };
+    let importer = if who.operator { Importer::Operator } else { Importer::Tenant };
+    let work =
+        async move { manager.import_snapshot(&client, name, importer, Box::new(incoming)).await };
     let feed = async move {
         let mut body = body.into_data_stream();
         loop {

@@ -75,6 +75,36 @@ async fn memory_counts_by_what_each_sandbox_may_use() {
 }
 
 #[tokio::test]
+async fn a_fork_counts_by_what_its_origin_may_use() {
+    let daemon = Daemon::new().await;
+    let all = Quotas {
+        memory_bytes: Some(2 << 30),
+        disk_bytes: Some(2 << 30),
+        cpu_weight: Some(600),
+        ..Quotas::default()
+    };
+    for (what, limits) in [
+        ("nothing", json!({})),
+        ("memory", json!({ "max_memory_bytes": 1_100_u64 << 20 })),
+        ("disk", json!({ "max_write_bytes": 1_100_u64 << 20 })),
+        ("cpu", json!({ "cpu_weight": 400 })),
+    ] {
+        let key = daemon.key(what, all);
+        let (status, made) = create(&daemon, &key, json!({ "limits": limits })).await;
+        assert_eq!(status, 201, "{what}");
+        let id = made["sandbox"]["id"].as_str().unwrap();
+        let save = format!("/v1/sandboxes/{id}/snapshots");
+        assert_eq!(call(&daemon, &key, "POST", &save, json!({ "name": "s" })).await.0, 201);
+        // One of the kind is half of it and more, unless it is the usual.
+        let wanted = if what == "nothing" { 201 } else { 429 };
+        for path in [format!("/v1/sandboxes/{id}/fork"), "/v1/snapshots/s/fork".to_owned()] {
+            let (status, _) = call(&daemon, &key, "POST", &path, json!({})).await;
+            assert_eq!(status, wanted, "{what}: {path}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_failed_create_gives_its_place_back() {
     let daemon = Daemon::new().await;
     let key = daemon.key("alice", Quotas { sandboxes: Some(1), ..Quotas::default() });

@@ -1,10 +1,11 @@
 //! Snapshots, forks and undo over REST.
 
 use serde_json::{Value, json};
+use warren::{Importer, SandboxManager as _};
 use warren_api::Peer;
 use warren_api::keys::Quotas;
 
-use crate::support::{ALICE, BOB, Daemon, tcp};
+use crate::support::{ALICE, BOB, Daemon, ROOT, tcp};
 
 async fn run(daemon: &Daemon, sandbox: &str, script: &str) -> String {
     let body = json!({ "program": "sh", "args": ["-c", script] });
@@ -89,6 +90,61 @@ async fn a_snapshot_moves_as_one_file_that_is_checked_as_it_comes() {
     for bad in [&broken[..], &file.bytes[..middle], b"", b"nonsense"] {
         let refused = send(bad, "/v1/snapshots?name=bad").await;
         assert_eq!((refused.status, refused.code().as_str()), (400, "invalid_spec"));
+    }
+}
+
+/// What a sandbox says of itself moves along with its files, and whoever sends it may have written it.
+#[tokio::test]
+async fn what_only_the_operator_may_ask_for_does_not_come_in_by_an_import_or_a_fork() {
+    let daemon = Daemon::new().await;
+    let kind = [("content-type", "application/zstd")];
+    for (name, body) in [
+        ("harmless", json!({})),
+        ("without-an-end", json!({ "limits": { "max_cpu_time_ms": null } })),
+        ("shown", json!({ "allowed_paths_ro": ["/etc"] })),
+        ("shown-to-write", json!({ "allowed_paths_rw": ["/etc"] })),
+        (
+            "bound",
+            json!({ "bind_mounts": [{ "source": "/etc", "target": "/x", "readonly": true }] }),
+        ),
+        ("boundless", json!({ "limits": { "max_memory_bytes": null } })),
+        ("endless", json!({ "limits": { "max_write_bytes": null } })),
+        ("countless", json!({ "limits": { "max_processes": null } })),
+    ] {
+        let allowed = ["harmless", "without-an-end"].contains(&name);
+        let (id, _) = daemon.create(ROOT, body).await;
+        let path = format!("/v1/sandboxes/{id}/snapshots");
+        post(&daemon, ROOT, &path, json!({ "name": name })).await;
+        let path = format!("/v1/snapshots/{name}/export");
+        let file = daemon.call(ROOT, "GET", &path, Value::Null).await.bytes.to_vec();
+        let send = async |peer, name: &str| {
+            let path = format!("/v1/snapshots?name={name}");
+            daemon.send(peer, "POST", &path, file.clone(), &kind).await
+        };
+        send(ROOT, &format!("{name}-again")).await.expect(201);
+
+        let sent = send(ALICE, name).await;
+        let found = daemon.call(ALICE, "GET", &format!("/v1/snapshots/{name}"), Value::Null).await;
+        if allowed {
+            assert_eq!((sent.status, found.status), (201, 200), "{name}: control");
+        } else {
+            assert_eq!((sent.status, sent.code().as_str()), (400, "invalid_spec"), "{name}");
+            assert_eq!(found.status, 404, "{name}: nothing of it was kept");
+        }
+
+        // One that came in before that was looked at.
+        let (old, from) = (format!("{name}-old"), Box::new(std::io::Cursor::new(file.clone())));
+        let owner = "uid:4000001/default";
+        let imported =
+            daemon.manager.import_snapshot(owner, Some(old.clone()), Importer::Operator, from);
+        imported.await.expect("an import");
+        let fork = format!("/v1/snapshots/{old}/fork");
+        let forked = daemon.call(ALICE, "POST", &fork, json!({})).await;
+        if allowed {
+            assert_eq!(forked.status, 201, "{name}: control");
+        } else {
+            assert_eq!((forked.status, forked.code().as_str()), (403, "forbidden"), "{name}");
+        }
     }
 }
 

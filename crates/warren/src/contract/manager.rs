@@ -7,9 +7,10 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AcquireOptions, AttachRequest, AttachResult, Base, ForkOptions, IsolationRequirements,
-    PoolConfig, Result, Sandbox, SandboxError, SandboxId, SandboxSelectionOptions, SandboxSession,
-    SandboxSpec, SessionTimeouts, SignedReceipt, Snapshot, SnapshotOptions,
+    AcquireOptions, AttachRequest, AttachResult, Base, ForkOptions, Importer,
+    IsolationRequirements, PoolConfig, Result, Sandbox, SandboxError, SandboxId,
+    SandboxSelectionOptions, SandboxSession, SandboxSpec, SessionTimeouts, SignedReceipt, Snapshot,
+    SnapshotOptions,
 };
 
 fn no_snapshots() -> SandboxError {
@@ -194,14 +195,16 @@ pub trait SandboxManager: Send + Sync {
         Err(no_snapshots())
     }
 
-    /// Makes what was exported a snapshot of a client, under its own name or another.
+    /// Makes what was exported a snapshot of a client, under its own name or another, if it asks for nothing that
+    /// who brings it may not ask for.
     async fn import_snapshot(
         &self,
         client_id: &str,
         name: Option<String>,
+        importer: Importer,
         from: Box<dyn std::io::Read + Send>,
     ) -> Result<Snapshot, SandboxError> {
-        let _ = (client_id, name, from);
+        let _ = (client_id, name, importer, from);
         Err(no_snapshots())
     }
 

@@ -65,7 +65,7 @@ pub use sandbox::Sandbox;
 pub use selection::{RequiredCapabilities, SandboxSelectionOptions};
 pub use session::{AttachRequest, AttachResult, SandboxSession, SessionState, SessionTimeouts};
 pub use snapshot::{
-    Capture, DiffEntry, DiffKind, DiffOptions, DiffSide, ForkOptions, Snapshot, SnapshotId,
-    SnapshotKind, SnapshotOptions,
+    Capture, DiffEntry, DiffKind, DiffOptions, DiffSide, ForkOptions, Importer, Snapshot,
+    SnapshotId, SnapshotKind, SnapshotOptions,
 };
-pub use spec::{BindMount, SandboxSpec};
+pub use spec::{BindMount, OperatorOnly, SandboxSpec};

@@ -104,6 +104,17 @@ pub struct SnapshotOptions {
     pub kind: SnapshotKind,
 }
 
+/// Who brings an exported snapshot. It says itself what its sandboxes are to be, and nobody signed it: whoever
+/// brings it may have written that.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Importer {
+    /// Somebody who may have sandboxes, and may not show them paths of the host or take away their limits.
+    #[default]
+    Tenant,
+    /// Whoever runs the host.
+    Operator,
+}
+
 impl SnapshotOptions {
     /// Checks names, labels and times.
     pub fn validate(&self) -> Result<(), SandboxError> {

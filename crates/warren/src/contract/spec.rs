@@ -1,6 +1,7 @@
 //! What a sandbox shall be.
 
 use std::collections::HashSet;
+use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
@@ -82,6 +83,26 @@ const MAX_LABEL_VALUE: usize = 4_096;
 const MAX_CREATION: Duration = Duration::from_secs(86_400);
 const TEN_YEARS_MS: u64 = 10 * 365 * 86_400_000;
 
+/// What of a spec is only for whoever runs the host to ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OperatorOnly {
+    /// It shows paths of the host, of which whoever asks may not be allowed to see so much.
+    HostPaths,
+    /// It has no bound on something that all share.
+    NoLimit(Limit),
+}
+
+impl fmt::Display for OperatorOnly {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::HostPaths => f.write_str("only the operator may show paths of the host"),
+            Self::NoLimit(limit) => {
+                write!(f, "only the operator may take a limit away, as here that of `{limit}`")
+            }
+        }
+    }
+}
+
 impl SandboxSpec {
     /// Checks what can be checked without a host: the same for every backend, before anything is
     /// created. Whether a path or a profile exists is left to the backend.
@@ -107,6 +128,25 @@ impl SandboxSpec {
             ));
         }
         Ok(())
+    }
+
+    /// Names what of it is only for whoever runs the host to ask for, if anything is.
+    pub fn operator_only(&self) -> Option<OperatorOnly> {
+        let paths = [&self.allowed_paths_ro, &self.allowed_paths_rw];
+        if !self.bind_mounts.is_empty() || paths.iter().any(|paths| !paths.is_empty()) {
+            return Some(OperatorOnly::HostPaths);
+        }
+        // Not time: who may run for ever has its share of the CPU and no more.
+        let bounds = [
+            Limit::Memory,
+            Limit::Processes,
+            Limit::OpenFiles,
+            Limit::Output,
+            Limit::Write,
+            Limit::CpuWeight,
+        ];
+        let missing = bounds.into_iter().find(|limit| self.limits.get(*limit).is_none());
+        missing.map(OperatorOnly::NoLimit)
     }
 
     fn validate_binds(&self) -> Result<()> {

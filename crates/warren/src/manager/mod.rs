@@ -49,10 +49,10 @@ use crate::receipt::ReceiptKey;
 use crate::store::{Change, Store, StoreError};
 use crate::{
     AcquireOptions, AttachRequest, AttachResult, BackendCapabilities, BackendHealth, Base,
-    CreateOptions, ForkOptions, IsolationBackend, IsolationRequirements, Limit, Receipt, Result,
-    Sandbox, SandboxError, SandboxId, SandboxManager, SandboxManagerConfig, SandboxManagerStats,
-    SandboxSelectionOptions, SandboxSession, SandboxSpec, SessionState, SignedReceipt, Snapshot,
-    SnapshotOptions,
+    CreateOptions, ForkOptions, Importer, IsolationBackend, IsolationRequirements, Limit, Receipt,
+    Result, Sandbox, SandboxError, SandboxId, SandboxManager, SandboxManagerConfig,
+    SandboxManagerStats, SandboxSelectionOptions, SandboxSession, SandboxSpec, SessionState,
+    SignedReceipt, Snapshot, SnapshotOptions,
 };
 
 /// How long a backend may take to tell what it can do or how it does.
@@ -1109,9 +1109,10 @@ impl SandboxManager for DefaultSandboxManager {
         &self,
         client_id: &str,
         name: Option<String>,
+        importer: Importer,
         from: Box<dyn std::io::Read + Send>,
     ) -> Result<Snapshot, SandboxError> {
-        self.inner.import_snapshot(client_id, name, from).await
+        self.inner.import_snapshot(client_id, name, importer, from).await
     }
 
     async fn verify(&self, sandbox_id: &SandboxId) -> Result<SignedReceipt, SandboxError> {

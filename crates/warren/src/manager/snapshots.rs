@@ -21,8 +21,8 @@ use crate::layers::records::Records;
 use crate::layers::{Held, Layers};
 use crate::snapshot::Snapshots;
 use crate::{
-    Base, Capture, ForkOptions, IsolationRequirements, Reach, Result, Sandbox, SandboxError,
-    SandboxId, SandboxSession, SandboxSpec, Snapshot, SnapshotKind, SnapshotOptions,
+    Base, Capture, ForkOptions, Importer, IsolationRequirements, Reach, Result, Sandbox,
+    SandboxError, SandboxId, SandboxSession, SandboxSpec, Snapshot, SnapshotKind, SnapshotOptions,
 };
 
 /// How long a capture, and making a sandbox anew, may take.
@@ -224,6 +224,7 @@ impl Inner {
         self: &Arc<Self>,
         client: &str,
         name: Option<String>,
+        importer: Importer,
         from: Box<dyn std::io::Read + Send>,
     ) -> Result<Snapshot> {
         self.enter()?;
@@ -234,7 +235,10 @@ impl Inner {
             hint: "use a backend that keeps layers, `linux` for one".to_owned(),
         })?;
         let client = client.to_owned();
-        blocking(move || Snapshots::of(&layers).import(Some(&client), name.as_deref(), from)).await
+        blocking(move || {
+            Snapshots::of(&layers).import(Some(&client), name.as_deref(), importer, from)
+        })
+        .await
     }
 
     /// Makes sandboxes that are as the session's is now.

@@ -21,7 +21,8 @@ use crate::layers::Held;
 use crate::layers::stream;
 use crate::layers::tree::{self, Ids};
 use crate::{
-    Base, Capture, LayerId, Result, SandboxError, SandboxId, SandboxSpec, Snapshot, SnapshotOptions,
+    Base, Capture, Importer, LayerId, Result, SandboxError, SandboxId, SandboxSpec, Snapshot,
+    SnapshotOptions,
 };
 
 const MANIFEST: &str = "manifest.json";
@@ -149,17 +150,26 @@ impl Snapshots {
         write().map_err(|error: io::Error| failed("write the archive", error))
     }
 
-    /// Reads a snapshot from a file and makes it an owner's, under its own name or another.
+    /// Reads a snapshot from a file and makes it an owner's, under its own name or another. What its sandboxes
+    /// are to be is what `importer` may ask for, or it is refused.
     pub fn import(
         &self,
         owner: Option<&str>,
         name: Option<&str>,
+        importer: Importer,
         input: impl Read,
     ) -> Result<Snapshot> {
         let broken = |error: io::Error| refused(error.to_string());
         let mut input = zstd::stream::read::Decoder::new(input).map_err(broken)?.single_frame();
         input.window_log_max(WINDOW).map_err(broken)?;
         let manifest = opening(&mut input)?;
+        // Before anything of it is kept: between keeping and looking somebody could fork it.
+        if importer == Importer::Tenant
+            && let Some(what) = manifest.spec.operator_only()
+        {
+            let hint = "export a sandbox that has no paths of its host and all of its limits";
+            return Err(SandboxError::invalid("archive", what.to_string(), hint));
+        }
         let Manifest { labels, sandbox_id, spec, base, layers, .. } = manifest;
         let name = name.unwrap_or(&manifest.name).to_owned();
         let options = SnapshotOptions { name, labels, ..SnapshotOptions::default() };

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use warren::snapshot::Snapshots;
 use warren::store::StoreError;
 use warren::{
-    Base, CreateOptions, IsolationBackend as _, ResourceLimits, Sandbox, SandboxError, SandboxSpec,
+    Base, CreateOptions, Importer, IsolationBackend as _, ResourceLimits, Sandbox, SandboxError,
+    SandboxSpec,
 };
 
 use super::{Place, sh};
@@ -242,10 +243,11 @@ mod needs_root {
         sandbox.destroy().await.unwrap();
         place.layers.collect_unnamed([]).unwrap();
         small.resize("8m");
-        let error = snapshots.import(None, Some("moved"), &archive[..]).unwrap_err();
+        let error =
+            snapshots.import(None, Some("moved"), Importer::Tenant, &archive[..]).unwrap_err();
         assert!(matches!(error, SandboxError::Store(StoreError::Full)), "{error:?}");
         place.assert_nothing_half_made();
         small.resize("80m");
-        snapshots.import(None, Some("moved"), &archive[..]).unwrap();
+        snapshots.import(None, Some("moved"), Importer::Tenant, &archive[..]).unwrap();
     }
 }

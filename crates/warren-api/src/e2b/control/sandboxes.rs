@@ -302,6 +302,7 @@ impl Control {
 
     /// Makes one sandbox that is as a snapshot says.
     async fn fork_one(&self, who: &Principal, snapshot: &Snapshot) -> Result<Made, ApiError> {
+        who.may_ask_for(&snapshot.spec)?;
         let promise = self.api().promise(who, &snapshot.spec).await?;
         let options = ForkOptions { count: 1, ..ForkOptions::default() };
         let made = self.api().manager().fork_snapshot(snapshot, &options, &who.client_id()).await?;
