@@ -102,7 +102,26 @@ pub(crate) fn pick(
             lacks => missing.push(format!("backend `{name}` lacks {}", lacks.join(", "))),
         }
     }
-    Err(SandboxError::NoMatch { missing }.into())
+    let failure = Failure::from(SandboxError::NoMatch { missing });
+    // It lacks something whenever nobody says that less will do.
+    Err(if named == Some("landlock") && asked.level.is_none() {
+        failure.with_hint("--isolation process asks for no more than it has (docs/isolation.md)")
+    } else {
+        failure
+    })
+}
+
+/// Says where else to turn, if a host cannot do what a backend needs.
+pub(crate) fn advise(error: SandboxError, backend: &str) -> Failure {
+    let is_set_up = matches!(error, SandboxError::Step { .. });
+    let failure = Failure::from(error);
+    if !is_set_up || backend == "landlock" {
+        return failure;
+    }
+    failure.with_hint(
+        "`warren doctor` tries every backend here and shows what each lacks; \
+         `--isolation process` does without namespaces, and promises less",
+    )
 }
 
 /// Returns what is asked for and not claimed by a backend of this level.
@@ -154,8 +173,11 @@ mod tests {
         let pick = |level, name| super::pick(&requirements(level, &[]), Some(name));
         assert_eq!(pick(None, "linux"), Ok("linux"));
         assert_eq!(pick(Some(IsolationLevel::Process), "landlock"), Ok("landlock"));
-        let weaker = pick(None, "landlock").unwrap_err();
-        assert!(format!("{weaker:?}").contains("landlock"), "{weaker:?}");
+        let weaker = format!("{:?}", pick(None, "landlock").unwrap_err());
+        assert!(weaker.contains("`landlock` lacks"), "{weaker}");
+        assert!(weaker.contains("--isolation process asks"), "{weaker}");
+        let other = format!("{:?}", pick(Some(IsolationLevel::Container), "landlock").unwrap_err());
+        assert!(!other.contains("--isolation process asks"), "it would not help: {other}");
         assert!(pick(Some(IsolationLevel::Container), "linux").is_err());
         // B17 of the threat list: a name is never a path, and never a flag of a runtime.
         for name in

@@ -70,7 +70,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
             Stdio::Pipes
         };
         let (sandbox, execution) = tokio::select! {
-            made = backend.create_for(&request, stdio, explain_of(args)) => made?,
+            made = backend.create_for(&request, stdio, explain_of(args)) => {
+                made.map_err(|error| backends::advise(error, backend.name()))?
+            }
             signal = interruption(&mut signals) => return Ok(exit_code(128 + signal)),
         };
         let enforced = sandbox.enforcement();

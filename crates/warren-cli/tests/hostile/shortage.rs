@@ -50,6 +50,7 @@ fn a_namespace_that_cannot_be_had_is_named(host: &Host) {
             _ => format!("{kind} (user.max_{kind}_namespaces is 0)"),
         };
         assert_refused(&ended, &named);
+        assert!(ended.stderr.contains("--isolation process"), "where else to turn: {ended:?}");
     }
 }
 
