@@ -661,7 +661,8 @@ struct Instance {
     capabilities: SandboxCapabilities,
     enforcement: Enforcement,
     snapshots: bool,
-    saved: Mutex<Vec<String>>,
+    /// The ids and the names of what was saved of it.
+    saved: Mutex<Vec<(String, String)>>,
     ground: Mutex<Ground>,
     started: Instant,
     state: watch::Sender<State>,
@@ -1119,14 +1120,17 @@ impl Sandbox for FakeSandbox {
         self.check_snapshots()?;
         self.backend.pass(Step::Snapshot).await?;
         let mut saved = lock(&self.instance.saved);
+        if !name.is_empty() && saved.iter().any(|(_, taken)| taken == name) {
+            return Err(SandboxError::AlreadyExists { what: "snapshot", id: name.to_owned() });
+        }
         let id = format!("snap-{}-{}-{name}", self.instance.id, saved.len() + 1);
-        saved.push(id.clone());
+        saved.push((id.clone(), name.to_owned()));
         Ok(id)
     }
 
     async fn restore(&self, snapshot_id: &str) -> Result<(), SandboxError> {
         self.check_snapshots()?;
-        if !lock(&self.instance.saved).iter().any(|saved| saved == snapshot_id) {
+        if !lock(&self.instance.saved).iter().any(|(saved, _)| saved == snapshot_id) {
             return Err(SandboxError::NotFound { what: "snapshot", id: snapshot_id.to_owned() });
         }
         self.backend.pass(Step::Restore).await

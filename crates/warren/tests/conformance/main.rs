@@ -16,6 +16,7 @@ use conformance::{Expect, Given, Workdir};
 use warren::backend::{
     FakeBackend, HostBackend, HostConfig, LandlockBackend, LinuxBackend, OciBackend, OciRuntime,
 };
+use warren::layers::Layers;
 use warren::{CreateOptions, IsolationBackend, Limit, ResourceLimits, SandboxError, SandboxSpec};
 
 fn given_fake() -> Given {
@@ -23,6 +24,7 @@ fn given_fake() -> Given {
         runs_programs: false,
         workdir: Workdir::AsInTheSpec,
         snapshots: true,
+        logs_and_files: false,
         unenforceable: [].into(),
     };
     let backend = FakeBackend::new();
@@ -44,6 +46,7 @@ fn given_host() -> Given {
         runs_programs: true,
         workdir: Workdir::Elsewhere,
         snapshots: false,
+        logs_and_files: false,
         unenforceable: [
             Limit::Memory,
             Limit::CpuTime,
@@ -82,16 +85,41 @@ fn sandboxed_processes() -> Vec<String> {
     children("self").iter().flat_map(|launcher| children(launcher)).filter(runs).collect()
 }
 
+/// Returns what is expected of a backend that can do all there is.
+fn full() -> Expect {
+    Expect {
+        runs_programs: true,
+        workdir: Workdir::AsInTheSpec,
+        snapshots: true,
+        logs_and_files: true,
+        unenforceable: [].into(),
+    }
+}
+
+/// Makes a place for layers, which goes with what is returned first.
+fn storage() -> (tempfile::TempDir, Layers) {
+    let directory = tempfile::tempdir().unwrap();
+    let layers = Layers::open(directory.path().join("storage")).unwrap();
+    (directory, layers)
+}
+
+/// Lists layers that were begun there and never finished.
+fn staged(storage: &tempfile::TempDir) -> impl Iterator<Item = String> + use<> {
+    let entries = std::fs::read_dir(storage.path().join("storage/staging")).unwrap();
+    entries.map(|entry| entry.unwrap().path().display().to_string())
+}
+
 fn given_linux() -> Given {
     // A plain user has no cgroup on a host that delegates none.
     let unenforceable = match rustix::process::geteuid().is_root() {
         true => [].into(),
         false => [Limit::Memory, Limit::CpuTime, Limit::CpuWeight, Limit::CpuQuota].into(),
     };
-    let workdir = Workdir::AsInTheSpec;
-    let expect = Expect { runs_programs: true, workdir, snapshots: false, unenforceable };
-    let backend = Arc::new(LinuxBackend::new().unwrap());
-    Given { backend, expect, left: Box::new(sandboxed_processes) }
+    let expect = Expect { unenforceable, ..full() };
+    let (storage, layers) = storage();
+    let backend = Arc::new(LinuxBackend::with_layers(None, layers).unwrap());
+    let left = move || staged(&storage).chain(sandboxed_processes()).collect();
+    Given { backend, expect, left: Box::new(left) }
 }
 
 /// A directory in which sandboxes of any user can have their own.
@@ -115,8 +143,7 @@ fn given_landlock() -> Given {
         ]
         .into(),
     };
-    let workdir = Workdir::Elsewhere;
-    let expect = Expect { runs_programs: true, workdir, snapshots: false, unenforceable };
+    let expect = Expect { workdir: Workdir::Elsewhere, snapshots: false, unenforceable, ..full() };
     let directory = common_directory();
     let backend = LandlockBackend::new().unwrap().in_directory(directory.path());
     let left = move || {
@@ -140,15 +167,16 @@ fn guards() -> Vec<String> {
 }
 
 fn given_oci(runtime: OciRuntime) -> Given {
-    let workdir = Workdir::AsInTheSpec;
     // By init alone, which looks now and then.
     let unenforceable = match runtime {
         OciRuntime::Runsc => [Limit::Memory, Limit::Processes].into(),
         OciRuntime::Runc | OciRuntime::Crun => [].into(),
     };
-    let expect = Expect { runs_programs: true, workdir, snapshots: false, unenforceable };
-    let backend = Arc::new(OciBackend::new(runtime).unwrap());
-    Given { backend, expect, left: Box::new(guards) }
+    let expect = Expect { unenforceable, ..full() };
+    let (storage, layers) = storage();
+    let backend = Arc::new(OciBackend::with_layers(runtime, None, layers).unwrap());
+    let left = move || staged(&storage).chain(guards()).collect();
+    Given { backend, expect, left: Box::new(left) }
 }
 
 conformance!(runc, given_oci(OciRuntime::Runc));

@@ -12,10 +12,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::{StreamExt as _, stream};
 use tokio::sync::mpsc;
 use warren::{
-    Command, CreateOptions, ExecCause, ExecContext, ExecReport, IsolationBackend, Limit,
-    ProgramFault, ResourceLimits, Sandbox, SandboxError, SandboxId, SandboxSpec, StreamOutput,
+    Command, CreateOptions, ExecCause, ExecContext, ExecHandle, ExecId, ExecOptions, ExecReport,
+    FileSource, FoundExec, IsolationBackend, Limit, LogWait, ProgramFault, ResourceLimits, Sandbox,
+    SandboxError, SandboxId, SandboxSpec, StreamOutput, WriteOptions,
 };
 
 /// A backend, and what is to be expected of it.
@@ -34,6 +36,8 @@ pub(crate) struct Expect {
     pub(crate) workdir: Workdir,
     /// Whether sandboxes can be saved.
     pub(crate) snapshots: bool,
+    /// Whether commands have logs, and files can be reached from outside.
+    pub(crate) logs_and_files: bool,
     /// Limits that it must refuse when they are demanded.
     pub(crate) unenforceable: BTreeSet<Limit>,
 }
@@ -84,6 +88,10 @@ macro_rules! conformance {
             a_demanded_limit_is_enforced_or_refused_by_name,
             destroy_all_empties_the_list,
             snapshots_work_or_are_a_typed_error,
+            a_fork_has_what_was_captured_or_there_is_none,
+            a_log_is_anybodys_from_any_offset_or_a_typed_error,
+            a_name_is_one_run_or_a_typed_error,
+            files_go_in_and_come_out_or_are_not_offered,
             capabilities_and_health_name_what_there_is,
         ]);
     };
@@ -698,9 +706,23 @@ pub(crate) async fn destroy_all_empties_the_list(given: &Given) {
 pub(crate) async fn snapshots_work_or_are_a_typed_error(given: &Given) {
     let sandbox = given.create().await;
     if given.expect.snapshots {
+        let look = sh("cat /workspace/kept /workspace/later 2>&1");
+        if given.expect.runs_programs {
+            stdout(&*sandbox, &sh("echo one > /workspace/kept")).await;
+        }
         let saved = sandbox.snapshot("first").await.unwrap();
-        assert_ne!(saved, sandbox.snapshot("first").await.unwrap(), "each has its own id");
+        assert_eq!(sandbox.snapshot("first").await.unwrap_err().code(), "already_exists");
+        assert_ne!(saved, sandbox.snapshot("").await.unwrap(), "each has its own id");
+        if given.expect.runs_programs {
+            stdout(&*sandbox, &sh("echo two > /workspace/kept; echo > /workspace/later")).await;
+            assert_eq!(stdout(&*sandbox, &look).await, "two\n\n", "control");
+        }
         sandbox.restore(&saved).await.unwrap();
+        if given.expect.runs_programs {
+            let seen = run(&*sandbox, &look).await.output;
+            let seen = String::from_utf8(seen.stdout).unwrap();
+            assert!(seen.starts_with("one\n") && seen.contains("No such file"), "{seen}");
+        }
         assert_eq!(sandbox.restore("no-such").await.unwrap_err().code(), "not_found");
     } else {
         let unsupported = [sandbox.snapshot("s").await.map(drop), sandbox.restore("s").await];
@@ -709,6 +731,106 @@ pub(crate) async fn snapshots_work_or_are_a_typed_error(given: &Given) {
             assert_eq!(backend, given.backend.name());
         }
     }
+    assert_usable(&*sandbox).await;
+}
+
+pub(crate) async fn a_fork_has_what_was_captured_or_there_is_none(given: &Given) {
+    // The fake's shell has one file, which is no part of what it captures without layers.
+    if !given.expect.snapshots || !given.expect.runs_programs {
+        let refused = given.create().await.capture().await.unwrap_err();
+        assert!(matches!(refused, SandboxError::Unsupported { .. }), "{refused}");
+        return;
+    }
+    let origin = given.create().await;
+    stdout(&*origin, &sh("echo one > /workspace/kept; mkdir /tmp/d; ln -s x /tmp/d/link")).await;
+    let captured = origin.capture().await.unwrap();
+    stdout(&*origin, &sh("echo two > /workspace/kept")).await;
+    let options = CreateOptions { base: captured.base.clone(), ..CreateOptions::default() };
+    let spec = SandboxSpec::default();
+    let fork = given.backend.create_sandbox_with(&spec, &options).await.unwrap();
+    let look = sh("cat /workspace/kept; readlink /tmp/d/link; id -u");
+    assert_eq!(stdout(&*fork, &look).await, "one\nx\n1000\n");
+    stdout(&*fork, &sh("echo three > /workspace/kept")).await;
+    let own = sh("cat /workspace/kept");
+    assert_eq!(stdout(&*origin, &own).await, "two\n", "each has its own from then on");
+}
+
+/// Reads a log from `offset` on, until it has ended.
+async fn rest_of(exec: &dyn ExecHandle, mut offset: u64) -> String {
+    let mut text = Vec::new();
+    loop {
+        let read = exec.read(offset, 5, LogWait::More).await.unwrap();
+        text.extend(read.pieces.into_iter().flat_map(|piece| piece.bytes));
+        if read.ended {
+            return String::from_utf8(text).unwrap();
+        }
+        offset = read.next;
+    }
+}
+
+/// Starts a command with a log, or expects to be told that there is no such thing.
+async fn start(
+    given: &Given,
+    sandbox: &dyn Sandbox,
+    script: &str,
+    options: &ExecOptions,
+) -> Option<FoundExec> {
+    let started = sandbox.start_exec(&sh(script), &context(), options).await;
+    if given.expect.logs_and_files {
+        return Some(started.unwrap());
+    }
+    let refused = started.unwrap_err();
+    assert!(matches!(refused, SandboxError::Unsupported { .. }), "{refused}");
+    None
+}
+
+pub(crate) async fn a_log_is_anybodys_from_any_offset_or_a_typed_error(given: &Given) {
+    let sandbox = given.create().await;
+    let script = "echo first; sleep 0.3; echo second; exit 7";
+    let Some(exec) = start(given, &*sandbox, script, &ExecOptions::default()).await else {
+        assert_usable(&*sandbox).await;
+        return;
+    };
+    let (all, tail) = tokio::join!(rest_of(&*exec, 0), rest_of(&*exec, 6));
+    assert_eq!((all.as_str(), tail.as_str()), ("first\nsecond\n", "second\n"));
+    let end = exec.wait().await.unwrap();
+    assert_eq!(end.cause, ExecCause::Exited { code: 7 });
+    let found = sandbox.find_exec(exec.id()).await.unwrap().expect("it is remembered");
+    assert_eq!(rest_of(&*found, 3).await, "st\nsecond\n", "also once it has ended");
+    assert_usable(&*sandbox).await;
+}
+
+pub(crate) async fn a_name_is_one_run_or_a_typed_error(given: &Given) {
+    let sandbox = given.create().await;
+    let named =
+        |name: &str| ExecOptions { id: Some(ExecId(name.to_owned())), ..Default::default() };
+    let Some(first) = start(given, &*sandbox, "echo $$", &named("build")).await else { return };
+    let again = start(given, &*sandbox, "echo $$", &named("build")).await.unwrap();
+    assert_eq!(rest_of(&*first, 0).await, rest_of(&*again, 0).await, "one process");
+    let other = sandbox.start_exec(&sh("true"), &context(), &named("build")).await.unwrap_err();
+    assert_eq!(other.code(), "already_exists");
+    let control = start(given, &*sandbox, "echo $$", &named("other")).await.unwrap();
+    assert_ne!(rest_of(&*first, 0).await, rest_of(&*control, 0).await, "control");
+}
+
+pub(crate) async fn files_go_in_and_come_out_or_are_not_offered(given: &Given) {
+    let sandbox = given.create().await;
+    let Some(files) = sandbox.files() else {
+        assert!(!given.expect.logs_and_files, "it has no files");
+        return;
+    };
+    assert!(given.expect.logs_and_files);
+    let home = stdout(&*sandbox, &sh("pwd")).await;
+    let path = PathBuf::from(home.trim_end()).join("d/note");
+    let piece: FileSource = Box::pin(stream::iter(vec![Ok(b"said\n".to_vec())]));
+    let options = WriteOptions { parents: true, ..WriteOptions::default() };
+    files.write(&path, options, piece).await.unwrap();
+    assert_eq!(stdout(&*sandbox, &sh("cat d/note; echo back > d/note")).await, "said\n");
+    let read: Vec<_> = files.read(&path, 0, None).await.unwrap().data.collect().await;
+    let read = read.into_iter().collect::<Result<Vec<_>, _>>().unwrap().concat();
+    assert_eq!(read, b"back\n");
+    let outside = files.read("/etc/shadow".as_ref(), 0, None).await.map(drop).unwrap_err();
+    assert!(matches!(outside, SandboxError::File { .. }), "{outside}");
     assert_usable(&*sandbox).await;
 }
 
