@@ -11,9 +11,9 @@ use warren::backend::oci::place;
 use warren::backend::{LinuxSandbox, OciBackend, OciRuntime};
 use warren::layers::Layers;
 use warren::{
-    Command, CreateOptions, ExecContext, ExecOptions, ExecUser, FileFault, FileKind,
-    IsolationBackend, Limit, ListItem, ListOptions, RenameOptions, ResourceLimits, Sandbox,
-    SandboxId, SandboxSpec, WriteOptions,
+    Command, CreateOptions, ExecContext, ExecOptions, ExecUser, Explain, FileFault, FileKind,
+    IsolationBackend, Limit, ListItem, ListOptions, LogWait, RenameOptions, ResourceLimits,
+    Sandbox, SandboxId, SandboxSpec, WriteOptions,
 };
 
 /// Lists what the host has of a sandbox: its bundle, control groups, processes.
@@ -360,6 +360,55 @@ async fn its_kernel_is_not_the_hosts(runtime: OciRuntime) {
     assert_eq!(remains(&id), [""; 0]);
 }
 
+/// Why a command failed is told of a container as of any other sandbox, and it is the same command.
+async fn what_walls_refuse_is_told_and_changes_nothing(runtime: OciRuntime) {
+    let backend = OciBackend::new(runtime).unwrap();
+    let sandbox = backend.create_sandbox(&SandboxSpec::default()).await.unwrap();
+    let script = "import ctypes, os, socket
+def attempt(what):
+    try: what()
+    except OSError as error: print(error.errno)
+attempt(lambda: open('/etc/shadow'))
+attempt(lambda: os.mkdir('/usr/lib/warren-x'))
+attempt(lambda: open('/etc/warren-x', 'w'))
+attempt(lambda: socket.create_connection(('169.254.169.254', 80)))
+print(ctypes.CDLL(None).mount(b'a', b'/tmp', b'tmpfs', 0, None))
+attempt(lambda: open('/tmp/absent'))
+raise SystemExit(3)";
+    let command = Command::new("python3").args(["-c", script]);
+    let mut seen = Vec::new();
+    for explain in [Explain::Nothing, Explain::Host] {
+        let options = ExecOptions { explain, ..ExecOptions::default() };
+        let exec = sandbox.start_exec(&command, &ExecContext::default(), &options).await.unwrap();
+        let end = exec.wait().await.unwrap();
+        let read = exec.read(0, 1_000, LogWait::Never).await.unwrap();
+        let said = read.pieces.into_iter().flat_map(|piece| piece.bytes).collect();
+        seen.push((end.exit_code, String::from_utf8(said).unwrap(), end.denials));
+    }
+    let (followed, alone) = (seen.pop().unwrap(), seen.pop().unwrap());
+    assert_eq!((followed.0, &followed.1), (alone.0, &alone.1));
+    assert_eq!((alone.0, alone.1.as_str()), (3, "2\n30\n13\n101\n-1\n2\n"), "control");
+    let told = |denials: &[warren::Denial]| -> Vec<(String, String)> {
+        denials
+            .iter()
+            .map(|denial| (denial.wall.as_str().to_owned(), denial.what.clone()))
+            .collect()
+    };
+    let of = |wall: &str, what: &str| (wall.to_owned(), what.to_owned());
+    assert_eq!(told(&alone.2), [of("seccomp", "call mount")], "without asking");
+    assert_eq!(
+        told(&followed.2),
+        [
+            of("mount", "read /etc/shadow"),
+            of("mount", "create /usr/lib/warren-x"),
+            of("landlock", "create /etc/warren-x"),
+            of("network", "reach 169.254.169.254 port 80"),
+            of("seccomp", "call mount"),
+        ]
+    );
+    sandbox.destroy().await.unwrap();
+}
+
 /// What a kernel of its own has no way for is an error that says so.
 async fn what_it_cannot_do_is_said(runtime: OciRuntime) {
     let backend = OciBackend::new(runtime).unwrap();
@@ -374,6 +423,9 @@ async fn what_it_cannot_do_is_said(runtime: OciRuntime) {
     let terminal = warren::backend::linux::Stdio::Terminal { rows: 24, columns: 80 };
     let command = Command::new("true");
     unsupported(sandbox.start(&command, &ExecContext::default(), terminal).await.unwrap_err());
+    let followed = ExecOptions { explain: Explain::Inside, ..ExecOptions::default() };
+    let started = sandbox.start_exec(&command, &ExecContext::default(), &followed).await;
+    unsupported(started.unwrap_err());
     assert_eq!(sh(&sandbox, "echo fine").await, "fine", "control");
     sandbox.destroy().await.unwrap();
 }
@@ -450,6 +502,7 @@ macro_rules! cases {
             files_are_written_listed_moved_and_read_from_outside,
             one_that_is_to_stay_is_adopted_paused_or_not_and_goes_even_without_its_guard,
             a_root_of_its_own_is_root_inside_alone,
+            what_walls_refuse_is_told_and_changes_nothing,
         ]);
     };
 }

@@ -764,13 +764,16 @@ impl Terms {
             hint: hint.to_owned(),
         };
         let users = profile::profile(&spec.profile).map_or(ProfileUsers::One, |p| p.users);
-        match (explain, backend, users) {
-            (Explain::Nothing, ..) | (_, "linux" | "landlock", ProfileUsers::One) => Ok(()),
-            (_, "linux" | "landlock", ProfileUsers::Several { .. }) => Err(unsupported(
+        // What is followed is followed by the host's kernel.
+        let follows = ["linux", "landlock", "oci-crun", "oci-runc"].contains(&backend);
+        match (explain, users) {
+            (Explain::Nothing, _) => Ok(()),
+            _ if !follows => Err(unsupported("use the backend `linux`, `oci-crun` or `oci-runc`")),
+            (_, ProfileUsers::One) => Ok(()),
+            (_, ProfileUsers::Several { .. }) => Err(unsupported(
                 "a program that is followed cannot become another user, as sudo does; \
                  use a profile with one user",
             )),
-            _ => Err(unsupported("use the backend `linux` or `landlock`")),
         }
     }
 
