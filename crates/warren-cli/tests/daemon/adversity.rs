@@ -161,18 +161,27 @@ fn n12_the_daemon_is_not_reached_from_inside() {
     let socket = daemon.place.path("run/warren.sock");
     TcpStream::connect(address).expect("control: from the host it is reached");
     UnixStream::connect(&socket).expect("control: by its socket too");
-    let id = daemon.ok(&["create"]);
+    // An answer counts: what leads out of a sandbox with a network takes a connection before it is known where it goes.
     let dial = format!(
-        "import socket\nfor family, to in [(2, (\"127.0.0.1\", {port})), (2, (\"0.0.0.0\", {port})), (1, \"{socket}\"), \
-         (1, \"/run/warren/warren.sock\")]:\n  try: socket.socket(family).connect(to); print(\"reached\", to)\n  \
-         except OSError as error: print(\"refused\")",
+        r#"import socket
+def ask(family, to):
+    with socket.socket(family) as s:
+        s.settimeout(10); s.connect(to); s.send(b"GET /v1/health HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
+        if not s.recv(1): raise OSError("nothing said")
+for family, to in [(2, ("127.0.0.1", {port})), (2, ("0.0.0.0", {port})), (2, ("localhost", {port})), (1, "{socket}"),
+                   (1, "/run/warren/warren.sock")]:
+    try: ask(family, to); print("reached", to)
+    except OSError as error: print("refused")"#,
         port = address.port(),
         socket = socket.display(),
     );
     let control = Command::new("python3").args(["-c", &dial]).output().unwrap();
-    assert_eq!(String::from_utf8_lossy(&control.stdout).matches("reached").count(), 3, "control");
-    let seen = daemon.ok(&["exec", &id, "--", "python3", "-c", &dial]);
-    assert_eq!(seen, "refused\nrefused\nrefused\nrefused");
+    assert_eq!(String::from_utf8_lossy(&control.stdout).matches("reached").count(), 4, "control");
+    for options in [&["create"][..], &["create", "--network"]] {
+        let id = daemon.ok(options);
+        let seen = daemon.ok(&["exec", &id, "--", "python3", "-c", &dial]);
+        assert_eq!(seen, ["refused"; 5].join("\n"), "{options:?}");
+    }
 }
 
 #[test]
