@@ -10,7 +10,11 @@ use warren::{SandboxManagerConfig, SessionTimeouts};
 
 use crate::support::{ALICE, BOB, Daemon};
 
-async fn follow(daemon: &Daemon, peer: warren_api::Peer, last: Option<&str>) -> Response<Body> {
+pub(crate) async fn follow(
+    daemon: &Daemon,
+    peer: warren_api::Peer,
+    last: Option<&str>,
+) -> Response<Body> {
     let headers: Vec<(&str, &str)> = last.map(|id| ("last-event-id", id)).into_iter().collect();
     let response = daemon.open(peer, "GET", "/v1/events", Vec::new(), &headers).await;
     assert_eq!(response.headers()["content-type"], "text/event-stream");
@@ -18,7 +22,10 @@ async fn follow(daemon: &Daemon, peer: warren_api::Peer, last: Option<&str>) -> 
 }
 
 /// Reads events as (id, kind, data) until there are so many.
-async fn read(response: &mut Response<Body>, count: usize) -> Vec<(String, String, Value)> {
+pub(crate) async fn read(
+    response: &mut Response<Body>,
+    count: usize,
+) -> Vec<(String, String, Value)> {
     let mut events = Vec::new();
     while events.len() < count {
         let frame =

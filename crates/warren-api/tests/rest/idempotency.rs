@@ -89,3 +89,39 @@ async fn a_create_whose_caller_hung_up_is_rolled_back() {
     }
     daemon.create(ALICE, json!({ "name": "web" })).await;
 }
+
+#[tokio::test]
+async fn b9_an_end_that_is_asked_for_again_is_the_end_of_nothing_else() {
+    let daemon = Daemon::new().await;
+    let delete =
+        async |path: &str| daemon.call_with(ALICE, "DELETE", path, Value::Null, &KEY).await;
+    for by_session in [true, false] {
+        let before = daemon.backend.counts().destroyed;
+        let (sandbox, session) = daemon.create(ALICE, json!({ "name": "web" })).await;
+        let path = match by_session {
+            true => format!("/v1/sessions/{session}"),
+            false => format!("/v1/sandboxes/{sandbox}"),
+        };
+        // At once, and later: one of them ends it, and whoever comes too late is told that nothing is there.
+        let (one, other) = tokio::join!(delete(&path), delete(&path));
+        let mut told = [one.status, other.status];
+        told.sort_unstable();
+        assert!(matches!(told, [204, 204 | 404]), "{one:?} {other:?}");
+        assert_eq!(delete(&path).await.status, 404);
+        assert_eq!(daemon.backend.counts().destroyed, before + 1, "once");
+        // What has its name since is another, and a body says nothing of which is meant.
+        let (next, _) = daemon.create(ALICE, json!({ "name": "web" })).await;
+        let body = json!({ "sandbox_id": next, "name": "web" });
+        let replayed = daemon.call_with(ALICE, "DELETE", &path, body, &KEY).await;
+        assert_eq!(replayed.status, 404, "{replayed:?}");
+        let path = format!("/v1/sandboxes/{next}");
+        daemon.call(ALICE, "GET", &path, Value::Null).await.expect(200);
+        delete(&path).await.expect(204);
+    }
+    // A key of an end is none of a create, nor the other way round.
+    let made = daemon.call_with(ALICE, "POST", "/v1/sandboxes", json!({}), &KEY).await;
+    assert_eq!(made.status, 201, "{made:?}");
+    assert!(!made.headers.iter().any(|(name, _)| name == "idempotency-replayed"));
+    let session = made.json()["session"]["id"].as_str().unwrap().to_owned();
+    delete(&format!("/v1/sessions/{session}")).await.expect(204);
+}

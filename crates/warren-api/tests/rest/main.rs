@@ -8,6 +8,7 @@ mod events;
 mod idempotency;
 mod lists;
 mod quotas;
+mod references;
 mod run;
 mod sessions;
 mod snapshots;

@@ -9,7 +9,7 @@ use axum::http::{Method, Request, Response, header};
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use tower::ServiceExt as _;
-use warren::backend::FakeBackend;
+use warren::backend::{FakeBackend, LinuxBackend};
 use warren::image::Registries;
 use warren::layers::Layers;
 use warren::template::Templates;
@@ -113,6 +113,17 @@ impl Daemon {
         let open = || Audit::open(&state.path().join("audit"), Limits::default()).expect("a log");
         let audit = audited.then(open);
         Self::over(backend, manager, state, Arc::default(), audit).await
+    }
+
+    /// Makes one whose sandboxes are real, and that speaks E2B.
+    pub(crate) async fn on_linux() -> Self {
+        let state = tempfile::tempdir().expect("a directory");
+        let linux = LinuxBackend::new().expect("the linux backend");
+        let pool = PoolConfig { enabled: false, ..PoolConfig::default() };
+        let config = SandboxManagerConfig { pool, ..SandboxManagerConfig::default() };
+        let manager = DefaultSandboxManager::new(vec![Arc::new(linux)], config);
+        let made = Self::over(FakeBackend::new(), manager, state, Arc::default(), None).await;
+        made.speak_e2b().await
     }
 
     async fn over(

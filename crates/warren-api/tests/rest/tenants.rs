@@ -350,6 +350,97 @@ async fn tcp_takes_a_key_and_nothing_else() {
     assert_eq!(get(&[host, ("x-api-key", &key)], "/v1/sandboxes").await.status, 401);
 }
 
+/// What a client sends that would go on by WebSocket.
+const UPGRADE: [(&str, &str); 4] = [
+    ("connection", "Upgrade"),
+    ("upgrade", "websocket"),
+    ("sec-websocket-version", "13"),
+    ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ=="),
+];
+
+/// Every call of the description, as a method and a path that names things of these ids.
+fn described(daemon: &Daemon, (sandbox, session): (&str, &str)) -> Vec<(String, String)> {
+    let document = warren_api::rest::description(&daemon.api);
+    let document: Value = serde_json::from_str(&document).expect("JSON");
+    let calls = document["paths"].as_object().expect("paths").iter().flat_map(|(path, methods)| {
+        let id = if path.starts_with("/v1/sessions/") { session } else { sandbox };
+        let path = path.replace("{id}", id).replace("{port}", "80");
+        let path = path.replace(['{', '}'], "");
+        let methods = methods.as_object().expect("methods").keys();
+        methods.map(|method| (method.to_uppercase(), path.clone())).collect::<Vec<_>>()
+    });
+    calls.collect()
+}
+
+#[tokio::test]
+async fn b2_every_call_there_is_but_health_is_refused_without_a_key_that_is_good_here() {
+    let (daemon, elsewhere) = (Daemon::new().await, Daemon::new().await);
+    let (sandbox, session) = daemon.create(ALICE, json!({})).await;
+    let revoked = daemon.key("gone", Quotas::default());
+    let id = daemon.keys().list().unwrap()[0].id.clone();
+    daemon.keys().revoke(&id).unwrap();
+    let key = daemon.key("alice", Quotas::default());
+    let foreign = elsewhere.key("alice", Quotas::default());
+    let bearer = |key: &str| format!("Bearer {key}");
+    let (good, gone, theirs) = (bearer(&key), bearer(&revoked), bearer(&foreign));
+    let basic = format!("Basic {key}");
+    let host = ("host", "127.0.0.1:8080");
+    let strangers: [&[(&str, &str)]; 14] = [
+        &[],
+        &[("authorization", &gone)],
+        &[("x-api-key", &revoked)],
+        &[("authorization", &theirs)],
+        &[("x-api-key", &foreign)],
+        &[("authorization", &key)],
+        &[("authorization", &basic)],
+        &[("authorization", "Bearer")],
+        &[("authorization", "Bearer wrn_x")],
+        &[("x-api-key", "")],
+        &[("x-api-key", &key[..key.len() - 1])],
+        &[("cookie", &key)],
+        &[("x-access-token", &key), ("sec-websocket-protocol", &key)],
+        &[("x-api-key", &key), ("authorization", &good)],
+    ];
+    let calls = described(&daemon, (&sandbox, &session));
+    assert!(calls.contains(&("POST".into(), "/v1/sandboxes".into())), "control: {calls:?}");
+    let mut first: Option<Answer> = None;
+    for (method, path) in &calls {
+        for given in strangers {
+            for upgrade in [&UPGRADE[..], &[]] {
+                for query in [String::new(), format!("?key={key}&token={key}&access_token={key}")] {
+                    let headers = [&[host], given, upgrade].concat();
+                    let path = format!("{path}{query}");
+                    let answer = daemon.call_with(tcp(), method, &path, json!({}), &headers).await;
+                    if path.starts_with("/v1/health") {
+                        assert_eq!(answer.status, 200, "{method} {path}");
+                        continue;
+                    }
+                    assert_eq!(answer.status, 401, "{method} {path} {given:?}: {answer:?}");
+                    let first = first.get_or_insert(answer.clone());
+                    assert_eq!(answer, *first, "{method} {path} {given:?}: whatever it is");
+                }
+            }
+        }
+        // What is not described of a path is not there either, or asks for a key as well.
+        for other in ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "X"] {
+            if path != "/v1/health" && other != *method {
+                let answer = daemon.call_with(tcp(), other, path, json!({}), &[host]).await;
+                assert!(matches!(answer.status, 401 | 405), "{other} {path}: {answer:?}");
+            }
+        }
+    }
+    // Nothing came of any of it, and with a good key each is answered otherwise.
+    let path = format!("/v1/sandboxes/{sandbox}");
+    daemon.call(ALICE, "GET", &path, Value::Null).await.expect(200);
+    let counts = daemon.backend.counts();
+    assert_eq!((counts.created, counts.live, counts.execs), (1, 1, 0));
+    for (method, path) in &calls {
+        let headers = [host, ("x-api-key", &key), ("content-type", "application/json")];
+        let answer = daemon.open(tcp(), method, path, b"{}".to_vec(), &headers).await;
+        assert_ne!(answer.status(), 401, "control: {method} {path}");
+    }
+}
+
 #[tokio::test]
 async fn a_web_page_cannot_use_a_browser_to_reach_us() {
     let daemon = Daemon::new().await;
