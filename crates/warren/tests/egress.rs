@@ -18,8 +18,9 @@ use tokio::net::TcpListener;
 use warren::backend::{LandlockBackend, LinuxBackend, LinuxSandbox, OciBackend, OciRuntime};
 use warren::egress::{Busy, Resolve};
 use warren::{
-    Command, CreateOptions, EgressOptions, ExecContext, Extent, IsolationBackend, Reach, Sandbox,
-    SandboxSpec, Verdict,
+    Command, CreateOptions, DefaultSandboxManager, EgressOptions, ExecContext, Extent,
+    IsolationBackend, PoolConfig, Reach, Sandbox, SandboxManager as _, SandboxManagerConfig,
+    SandboxSelectionOptions, SandboxSession, SandboxSpec, Shutdown, Verdict,
 };
 
 #[path = "shared/plain_user.rs"]
@@ -779,4 +780,89 @@ async fn what_connects_while_nobody_is_there_is_served_by_the_next() {
     let said = python(&*again, &wait).await;
     assert_eq!((said, good.total()), (vec!["TimeoutError".to_owned()], before));
     again.destroy().await.unwrap();
+}
+
+/// H6: of what a client looked up, connected to and was denied nothing reaches the next through the pool.
+#[tokio::test(flavor = "multi_thread")]
+async fn h6_names_connections_and_denials_of_a_client_reach_no_other_through_the_pool() {
+    let names = script(&[("shared.test", &[&["127.0.0.2"]]), ("alices.test", &[&["127.0.0.2"]])]);
+    for index in 0.. {
+        let (good, _bad) = Server::pair("hello\r\n").await;
+        let port = good.port;
+        let Some(backend) = backends(&options(names.clone())).into_iter().nth(index) else { break };
+        let kind = backend.name().to_owned();
+        let pool = PoolConfig { min_warm: 2, warm_profiles: Vec::new(), ..PoolConfig::default() };
+        let config = SandboxManagerConfig { pool, ..SandboxManagerConfig::default() };
+        let manager = DefaultSandboxManager::new(vec![Arc::new(backend)], config);
+        // Their names are known to both, as their spec says, and neither has looked one up.
+        let spec = allowing(&["alices.test", "shared.test"]);
+        manager.keep_warm(spec.clone()).unwrap();
+        let take = async |client: &str| -> (SandboxSession, Arc<dyn Sandbox>) {
+            let began = Instant::now();
+            while manager.stats().await.pool_size == 0 {
+                assert!(began.elapsed() < Duration::from_secs(20), "one is warm");
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            let options =
+                SandboxSelectionOptions { use_pool: true, ..SandboxSelectionOptions::default() };
+            manager.acquire(&spec, &options, client).await.unwrap()
+        };
+        let (session, sandbox) = take("alice").await;
+        // A daemon of hers stays connected.
+        let connects = format!(
+            "import os\n\
+             print(socket.gethostbyname('alices.test'))\n\
+             print(say(socket.gethostbyname('alices.test'), {port}), say('shared.test', {port}))\n\
+             sys.stdout.flush()\n\
+             s = socket.create_connection(('alices.test', {port}), 10); s.recv(5)\n\
+             if os.fork() == 0:\n\
+             \x20   os.setsid(); os.close(0); os.close(1); os.close(2); time.sleep(600)"
+        );
+        let said = python(&*sandbox, &connects).await;
+        let [address, hello] = &said[..] else { panic!("{kind}: {said:?}") };
+        assert_eq!(hello, "hello hello", "{kind}: control: by its address it is reached");
+        let connected = async |wanted: usize| {
+            let began = Instant::now();
+            while good.now.load(Ordering::SeqCst) != wanted {
+                assert!(
+                    began.elapsed() < Duration::from_secs(20),
+                    "{kind}: not {wanted} connections"
+                );
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        // Control: hers is there, and the others that are over are not counted.
+        connected(1).await;
+        let asked = |name: &str| names.times(name);
+        let before = (asked("alices.test"), asked("shared.test"));
+        sandbox.set_reach(&Reach::nothing()).await.unwrap();
+        let once = format!("print(say('shared.test', {port}))");
+        assert_eq!(python(&*sandbox, &once).await, ["ConnectionResetError"], "{kind}: control");
+        manager.release(&session, false).await.unwrap();
+        connected(0).await;
+        for other in 0..5 {
+            let (session, sandbox) = take(&format!("bob {other}")).await;
+            assert_eq!(sandbox.reach(), Reach::default(), "{kind}: her denials are not his");
+            // What her names stood for stands for nothing to whoever looked none up.
+            let tries = format!(
+                "print([line for line in open('/proc/net/tcp').readlines()[1:] if line.split()[3] == '01'])\n\
+                 print(say('{address}', {port}))"
+            );
+            let said = python(&*sandbox, &tries).await;
+            assert_eq!(said[0], "[]", "{kind}: a connection of somebody else");
+            assert_ne!(said[1], "hello", "{kind}: by an address that he was never given");
+            assert_eq!(asked("alices.test"), before.0, "{kind}");
+            let once = format!("print(say('shared.test', {port}))");
+            assert_eq!(python(&*sandbox, &once).await, ["hello"], "{kind}: control: his own way");
+            assert_eq!(
+                asked("shared.test"),
+                before.1 + 1 + other,
+                "{kind}: he looks it up himself"
+            );
+            manager.release(&session, other % 2 == 0).await.unwrap();
+        }
+        let rate = manager.stats().await.pool_hit_rate;
+        assert!((rate - 1.0).abs() < 1e-9, "{kind}: control: all were warm: {rate}");
+        manager.shutdown(Shutdown::StopAll).await;
+    }
 }

@@ -7,6 +7,7 @@
 mod conformance;
 #[path = "../shared/hardened.rs"]
 mod hardened;
+mod hygiene;
 #[path = "../shared/plain_user.rs"]
 mod plain_user;
 
