@@ -368,6 +368,11 @@ mod tests {
             0
         );
 
+        // Another does not learn that they are there.
+        let others = other.import(Some("d"), None, Importer::Tenant, &bytes[..]).unwrap();
+        assert_eq!(others.new_bytes, got.new_bytes);
+        other.remove(Some("d"), "s").unwrap();
+
         // Whatever is wrong with it, nothing of it is left.
         let mut plain = Vec::new();
         zstd::stream::copy_decode(&bytes[..], &mut plain).unwrap();

@@ -8,6 +8,7 @@
 //! What is read may be anybody's. Only these entries are taken, in this order, each checked against the manifest; a
 //! layer that is not what its id says is refused, and nothing is there before all of it is.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek as _, Write};
 use std::os::fd::AsFd as _;
@@ -175,6 +176,9 @@ impl Snapshots {
         let options = SnapshotOptions { name, labels, ..SnapshotOptions::default() };
         options.validate()?;
         let reserved = self.reserve(owner, &options.name)?;
+        // Not what others have: that is nobody's to find out.
+        let had: BTreeSet<LayerId> =
+            self.list(owner)?.iter().flat_map(|snapshot| snapshot.base.all()).cloned().collect();
         let mut held = Held::default();
         let mut ids = std::collections::BTreeMap::new();
         let mut new_bytes = 0;
@@ -196,13 +200,12 @@ impl Snapshots {
                 return Err(refused(format!("the digest of layer {} is wrong", layer.id)));
             }
             padding(&mut input, size).map_err(broken)?;
-            let known = self.layers().contains(&layer.id);
             let (id, kept) = staging.commit()?;
             // A plain user cannot keep the owners of files, so that the layer is another.
             if id != layer.id && Ids::of_layers() == Ids::Same {
                 return Err(refused(format!("layer {} holds something else", layer.id)));
             }
-            if !known {
+            if !had.contains(&id) {
                 new_bytes += self.layers().info(&id)?.bytes;
             }
             held.join(kept);
