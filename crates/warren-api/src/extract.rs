@@ -52,6 +52,18 @@ impl<T: DeserializeOwned, S: Sync> FromRequest<S> for Body<T> {
     }
 }
 
+/// A body that is bytes and no more. It has the same bounds as any other.
+#[derive(Debug)]
+pub(crate) struct Raw(pub(crate) Bytes);
+
+impl<S: Sync> FromRequest<S> for Raw {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
+        read(request).await.map(Self)
+    }
+}
+
 async fn read(request: Request) -> Result<Bytes, ApiError> {
     if request.body().size_hint().lower() > MAX_BODY as u64 {
         return Err(ApiError::body_too_large(MAX_BODY));

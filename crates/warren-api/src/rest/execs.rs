@@ -36,7 +36,7 @@ use super::sandboxes::noted;
 use super::wire::{EXPLAIN_LABEL, EXPLAINED, ExecBody, ExecView, UsageView, millis};
 use crate::Api;
 use crate::error::{ApiError, ErrorBody};
-use crate::extract::{Body, Id, Parameters, plain};
+use crate::extract::{Body, Id, Parameters, Raw, plain};
 use crate::principal::Principal;
 
 /// The most that one piece of a stream carries.
@@ -663,7 +663,7 @@ pub(crate) async fn write(
     who: Principal,
     named: Named,
     mut parameters: Parameters,
-    bytes: Bytes,
+    Raw(bytes): Raw,
 ) -> Result<Json<InputView>, ApiError> {
     let (offset, end) = (number(&mut parameters, "offset")?, flag(&mut parameters, "end")?);
     parameters.end()?;

@@ -1,9 +1,15 @@
 //! What makes no sense has a stable code, a status and a hint, and nothing is made of it.
 
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::Request;
+use futures_util::StreamExt as _;
 use serde_json::{Value, json};
+use tower::ServiceExt as _;
 use warren::SandboxManagerConfig;
 
-use crate::support::{ALICE, Daemon, echo};
+use crate::support::{ALICE, Daemon, echo, read};
 
 const JSON: [(&str, &str); 1] = [("content-type", "application/json")];
 
@@ -185,4 +191,32 @@ async fn what_cannot_be_done_now_says_why() {
     let body = json!({ "select": { "backend": "../../bin/sh" } });
     let refused = daemon.call(ALICE, "POST", "/v1/sandboxes", body).await;
     assert_eq!(refused.status, 404, "{refused:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn input_that_does_not_come_to_its_end_is_not_waited_for() {
+    let daemon = Daemon::new().await;
+    let (sandbox, _) = daemon.create(ALICE, json!({})).await;
+    let path = format!("/v1/sandboxes/{sandbox}/execs/any/stdin");
+    let send = async |rest: Option<Bytes>| {
+        let begun = futures_util::stream::iter([Ok::<_, std::io::Error>(Bytes::from("some"))]);
+        let rest = async move {
+            match rest {
+                Some(rest) => Ok(rest),
+                None => std::future::pending().await,
+            }
+        };
+        let body = Body::from_stream(begun.chain(futures_util::stream::once(rest)));
+        let request = Request::put(&path).extension(ALICE).body(body).unwrap();
+        let answer = daemon.router.clone().oneshot(request);
+        let answer = tokio::time::timeout(Duration::from_secs(60), answer).await;
+        read(answer.expect("an answer in time").unwrap()).await
+    };
+    let slow = send(None).await;
+    assert_eq!((slow.status, slow.code().as_str()), (408, "request_timeout"));
+    // Control: what is whole is read, and only then it is found that nobody wants it.
+    let whole = send(Some(Bytes::from("more"))).await;
+    assert_eq!((whole.status, whole.code().as_str()), (404, "not_found"));
+    let much = send(Some(vec![0; 1 << 20].into())).await;
+    assert_eq!((much.status, much.code().as_str()), (413, "too_large"));
 }
