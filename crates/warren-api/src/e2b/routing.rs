@@ -15,13 +15,14 @@ use subtle::ConstantTimeEq as _;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tower::ServiceExt as _;
 
-use super::{E2b, SandboxEntry, envd};
+use super::envd::{self, Whose};
+use super::{E2b, SandboxEntry};
 use crate::audit::Note;
-use crate::crowd::{Holding, Seat};
+use crate::crowd::{Busy, Holding, Seat};
 use crate::error::ApiError;
 use crate::principal::Principal;
 use crate::proxy::{self, PATIENCE, Target};
-use crate::quota::{Followed, is_stream};
+use crate::quota::{Admitted, Followed, is_stream};
 use crate::server::Hangup;
 
 const SANDBOX_ID: HeaderName = HeaderName::from_static("e2b-sandbox-id");
@@ -139,33 +140,48 @@ fn named(host: &str) -> Option<Place> {
     Some(Place { id: id.to_owned(), port: port.parse().ok()? })
 }
 
-/// Lets a request in, for as long as the sandbox is there.
-async fn visit(e2b: &E2b, entry: SandboxEntry, port: u16, request: Request) -> Response {
-    let api = &e2b.0.api;
+/// What a visit of a tenant's own holds for as long as it lasts: its connection, its place among the
+/// requests, its stream.
+type Held = (Option<Busy>, Admitted, Followed);
+
+/// Counts a visit as its tenant's.
+fn account(e2b: &E2b, entry: &SandboxEntry, request: &Request) -> Result<Held, ApiError> {
+    let ledger = &e2b.0.api.0.ledger;
     let (tenant, quotas) = (entry.tenant.clone(), entry.quotas);
-    let note = Note::of(&request);
-    let followed = Followed::default();
+    let (note, followed) = (Note::of(request), Followed::default());
     let principal =
         Principal { tenant, client: None, operator: false, quotas, note: note.clone(), followed };
     note.by(&principal, None);
+    let seat = request.extensions().get::<Seat>().cloned();
+    let admitted = ledger.admit(&principal)?;
+    let followed = match is_stream(request) {
+        true => ledger.follow(&principal)?,
+        false => Followed::default(),
+    };
+    Ok((seat.map(Seat::occupy), admitted, followed))
+}
+
+/// Lets a request in, for as long as the sandbox is there.
+async fn visit(e2b: &E2b, entry: SandboxEntry, port: u16, request: Request) -> Response {
+    let note = Note::of(&request);
     note.sandbox(entry.sandbox.id());
     if port != envd::PORT {
         note.port(port);
     }
-    let seat = request.extensions().get::<Seat>().cloned();
-    let admitted = match api.0.ledger.admit(&principal) {
-        Ok(admitted) => admitted,
+    // Before anything is counted: whoever shows nothing that is the tenant's spends nothing of it.
+    let whose = match port {
+        envd::PORT => envd::whose(&entry, &request),
+        _ => keeps_out(&entry, &request).map_or(Whose::Owners, Whose::Refused),
+    };
+    let busy = match whose {
+        Whose::Owners => account(e2b, &entry, &request).map(Some),
+        Whose::Nobodys => Ok(None),
+        Whose::Refused(refused) => return refused,
+    };
+    let busy = match busy {
+        Ok(busy) => busy,
         Err(error) => return refused(&error),
     };
-    let followed = match is_stream(&request) {
-        true => api.0.ledger.follow(&principal),
-        false => Ok(Followed::default()),
-    };
-    let followed = match followed {
-        Ok(followed) => followed,
-        Err(error) => return refused(&error),
-    };
-    let busy = (seat.map(Seat::occupy), admitted, followed);
     let (over, hangup) = (entry.over.clone(), request.extensions().get::<Hangup>().cloned());
     let answer = async {
         match port {
@@ -188,18 +204,26 @@ async fn visit(e2b: &E2b, entry: SandboxEntry, port: u16, request: Request) -> R
     response.map(|body| Holding::body(body, busy))
 }
 
-/// Hands a request to a server inside.
-async fn forward(e2b: &E2b, entry: &SandboxEntry, port: u16, mut request: Request) -> Response {
-    if let Some(token) = &entry.traffic_token {
-        let sent = request.headers().get(&TRAFFIC_TOKEN).map(HeaderValue::as_bytes);
-        if !bool::from(token.as_bytes().ct_eq(sent.unwrap_or_default())) {
-            let message = match sent {
-                Some(_) => "The traffic access token is not valid",
-                None => "The traffic access token is missing: send e2b-traffic-access-token",
-            };
-            return about(&entry.id, StatusCode::FORBIDDEN, message, None);
-        }
+/// Refuses a request that may not go to a server inside.
+fn keeps_out(entry: &SandboxEntry, request: &Request) -> Option<Response> {
+    let token = entry.traffic_token.as_ref()?;
+    let sent = request.headers().get(&TRAFFIC_TOKEN).map(HeaderValue::as_bytes);
+    if bool::from(token.as_bytes().ct_eq(sent.unwrap_or_default())) {
+        return None;
     }
+    let message = match sent {
+        Some(_) => "The traffic access token is not valid",
+        None => "The traffic access token is missing: send e2b-traffic-access-token",
+    };
+    let mut response = about(&entry.id, StatusCode::FORBIDDEN, message, None);
+    // It is ours, and not an answer of the server inside: the log tells them apart by this.
+    let error = ApiError::forbidden(message, "send the token that came with the sandbox");
+    response.extensions_mut().insert(error);
+    Some(response)
+}
+
+/// Hands a request that may go there to a server inside.
+async fn forward(e2b: &E2b, entry: &SandboxEntry, port: u16, mut request: Request) -> Response {
     for name in &OURS {
         request.headers_mut().remove(name);
     }

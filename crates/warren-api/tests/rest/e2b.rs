@@ -434,3 +434,65 @@ async fn only_who_has_its_token_gets_into_a_sandbox() {
     let path = format!("/files?path=/etc/shadow&signature={signed}");
     assert_eq!(daemon.send(tcp(), "GET", &path, Vec::new(), &host).await.status, 401);
 }
+
+#[tokio::test]
+async fn who_has_no_token_spends_nothing_of_the_tenants_and_is_not_noted_as_it() {
+    let daemon = Daemon::audited().await.speaking_e2b().await;
+    let few = Quotas { requests_per_second: Some(5), ..Quotas::default() };
+    let key = daemon.keys().create_for_e2b("alice", few).unwrap().0;
+    let body = json!({
+        "templateID": "base", "timeout": 600, "secure": true,
+        "network": { "allowPublicTraffic": false },
+    });
+    let made = ask(&daemon, Some(&key), "POST", "/v2/sandboxes", body, &[]).await.expect(201);
+    let text = |name: &str| made[name].as_str().expect("text").to_owned();
+    let (id, token) = (text("sandboxID"), text("envdAccessToken"));
+    let visit = async |port: &str, path: &str, token: &str| {
+        let headers = [
+            ("host", "127.0.0.1:8080"),
+            ("e2b-sandbox-id", id.as_str()),
+            ("e2b-sandbox-port", port),
+            ("x-access-token", token),
+        ];
+        daemon.send(tcp(), "GET", path, Vec::new(), &headers).await.status
+    };
+    let signed = "/files?path=/x&signature=v1_wrong";
+    for (port, path, token, status) in [
+        ("49983", "/envs", "wrong", 401),
+        ("49983", "/nothing", "wrong", 401),
+        ("49983", signed, "", 401),
+        ("49983", "/health", "", 204),
+        ("8080", "/", "", 403),
+    ] {
+        for _ in 0..50 {
+            assert_eq!(visit(port, path, token).await, status, "{port} {path}");
+        }
+    }
+    assert_eq!(visit("49983", "/envs", &token).await, 200, "all of it is left");
+    let mut seen = Vec::new();
+    for _ in 0..50 {
+        seen.push(visit("49983", "/envs", &token).await);
+    }
+    assert!(seen.contains(&429), "control: the tenant's own requests are counted: {seen:?}");
+
+    let state = daemon.end().await;
+    let files = warren_api::audit::list(&state.path().join("audit")).unwrap();
+    let mut records = Vec::new();
+    warren_api::audit::read(&files, |_, record| {
+        records.push(record);
+        true
+    })
+    .unwrap();
+    let of = |status: u16| {
+        let found = records.iter().filter(move |one| one["status"] == status);
+        found.map(|one| (one["kind"].clone(), one["tenant"].clone(), one["sandbox"].clone()))
+    };
+    let sandbox = of(200).next().expect("the tenant's are noted").2;
+    assert!(sandbox.is_string());
+    for status in [401, 403] {
+        assert!(of(status).count() >= 50, "{status}: {records:#?}");
+        let nobodys = (json!("denial"), Value::Null, sandbox.clone());
+        assert!(of(status).all(|noted| noted == nobodys), "{status}: {:?}", of(status).next());
+    }
+    assert!(of(200).chain(of(429)).all(|(_, tenant, _)| tenant == "tenant:alice"), "control");
+}

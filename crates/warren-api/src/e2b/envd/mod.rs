@@ -107,13 +107,50 @@ fn named_user(headers: &HeaderMap) -> Option<String> {
     Some(text.split_once(':')?.0.to_owned())
 }
 
-/// Answers a request to a sandbox's envd.
+/// Whose a request is.
+#[derive(Debug)]
+pub(super) enum Whose {
+    /// The tenant's of the sandbox: it was shown what only that has, or there is nothing to show.
+    Owners,
+    /// Nobody's: what is asked for needs nothing.
+    Nobodys,
+    /// Nobody's either, with what it is answered: it is not let in.
+    Refused(Response),
+}
+
+/// Tells whose a request is, before anything is done for it.
+pub(super) fn whose(entry: &SandboxEntry, request: &Request) -> Whose {
+    let Some(token) = &entry.access_token else { return Whose::Owners };
+    let sent = request.headers().get(TOKEN).map(HeaderValue::as_bytes);
+    let shown = bool::from(token.as_bytes().ct_eq(sent.unwrap_or_default()));
+    match Endpoint::of(request) {
+        _ if shown => Whose::Owners,
+        _ if *request.method() == Method::OPTIONS => Whose::Nobodys,
+        // That it is there at all everybody may know who knows its id.
+        Some(Endpoint::Health) => Whose::Nobodys,
+        Some(Endpoint::Files) => match transfer::refuses(token, request) {
+            None => Whose::Owners,
+            Some(refused) => Whose::Refused(shared(refused)),
+        },
+        _ => {
+            let message = "unauthorized access, please provide a valid access token or method \
+                           signing if supported";
+            Whose::Refused(shared(refusal(StatusCode::UNAUTHORIZED, message)))
+        }
+    }
+}
+
+/// Answers a request to a sandbox's envd that was let in.
 pub(super) async fn serve(e2b: &E2b, entry: SandboxEntry, request: Request) -> Response {
-    let mut response = if *request.method() == Method::OPTIONS {
+    shared(if *request.method() == Method::OPTIONS {
         preflight(request.headers())
     } else {
         dispatch(e2b, entry, request).await
-    };
+    })
+}
+
+/// Lets pages of all sites read an answer.
+fn shared(mut response: Response) -> Response {
     let any = HeaderValue::from_static("*");
     response.headers_mut().insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, any.clone());
     response.headers_mut().insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, any);
@@ -191,30 +228,22 @@ pub(super) fn routes() -> impl Iterator<Item = (&'static str, &'static str)> {
 }
 
 impl Endpoint {
-    /// Tells whether a secured sandbox's token is asked for here. Files look at signatures, too, and
-    /// whether it is there at all everybody may know who knows its id.
-    fn needs_token(self) -> bool {
-        !matches!(self, Self::Health | Self::Files)
+    /// Returns what a request asks for, if there is such a call.
+    fn of(request: &Request) -> Option<Self> {
+        let verb = match *request.method() {
+            Method::HEAD => "GET",
+            _ => request.method().as_str(),
+        };
+        let found = ENDPOINTS.iter().find(|(by, at, _)| (*by, *at) == (verb, request.uri().path()));
+        found.map(|(.., endpoint)| *endpoint)
     }
 }
 
 async fn dispatch(e2b: &E2b, entry: SandboxEntry, request: Request) -> Response {
-    let (method, path) = (request.method(), request.uri().path());
-    let verb = if *method == Method::HEAD { "GET" } else { method.as_str() };
-    let at_path = || ENDPOINTS.iter().filter(|(_, at, _)| *at == path);
-    let endpoint = at_path().find(|(by, ..)| *by == verb).map(|(.., endpoint)| *endpoint);
-    let is_there = at_path().next().is_some();
+    let path = request.uri().path();
+    let is_there = ENDPOINTS.iter().any(|(_, at, _)| *at == path);
+    let endpoint = Endpoint::of(&request);
     let call = Call::new(e2b, entry, request.headers().clone(), Note::of(&request));
-    if let Some(token) = &call.entry.access_token
-        && endpoint.is_none_or(Endpoint::needs_token)
-    {
-        let sent = call.headers.get(TOKEN).map(HeaderValue::as_bytes).unwrap_or_default();
-        if !bool::from(token.as_bytes().ct_eq(sent)) {
-            let message = "unauthorized access, please provide a valid access token or method \
-                           signing if supported";
-            return refusal(StatusCode::UNAUTHORIZED, message);
-        }
-    }
     match endpoint {
         Some(endpoint) => answer(&call, endpoint, request).await,
         None if is_there => refusal(StatusCode::METHOD_NOT_ALLOWED, "method not allowed"),

@@ -111,19 +111,24 @@ impl Refused {
     }
 }
 
-/// Serves `/files`.
+/// Refuses a request on `/files` that shows neither the token of a secured sandbox nor a signature by it.
+pub(super) fn refuses(token: &str, request: &Request) -> Option<Response> {
+    let asked = match Asked::of(request) {
+        Ok(asked) => asked,
+        Err(reason) => return Some(refusal(StatusCode::BAD_REQUEST, reason)),
+    };
+    let sent = request.headers().get(TOKEN).map(HeaderValue::as_bytes);
+    let now = chrono::Utc::now().timestamp();
+    let refused = asked.signed.check(token, sent, now).err();
+    refused.map(|reason| refusal(StatusCode::UNAUTHORIZED, reason))
+}
+
+/// Serves `/files` to whoever may.
 pub(super) async fn serve(call: &Call, request: Request) -> Response {
     let asked = match Asked::of(&request) {
         Ok(asked) => asked,
         Err(reason) => return refusal(StatusCode::BAD_REQUEST, reason),
     };
-    if let Some(token) = &call.entry.access_token {
-        let sent = request.headers().get(TOKEN).map(HeaderValue::as_bytes);
-        let now = chrono::Utc::now().timestamp();
-        if let Err(reason) = asked.signed.check(token, sent, now) {
-            return refusal(StatusCode::UNAUTHORIZED, reason);
-        }
-    }
     let user = asked.signed.username.clone().unwrap_or_else(|| call.entry.user.clone());
     let Some(files) = call.entry.sandbox.files_of(&user) else {
         return refusal(StatusCode::NOT_IMPLEMENTED, "this sandbox has no files");
