@@ -33,8 +33,8 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use warren::shell::Shells;
-use warren::template::Templates;
+use warren::shell::{LeftCommand, Shells};
+use warren::template::{self, Templates};
 use warren::{
     AcquireOptions, Base, Sandbox, SandboxId, SandboxManager, SandboxSelectionOptions,
     SandboxSession, SandboxSpec, SessionState,
@@ -98,6 +98,8 @@ struct Inner {
     ports: Ports,
     writers: rest::execs::Writers,
     shells: Shells,
+    /// The commands that an earlier daemon started and that run still.
+    left: Mutex<Vec<(LeftCommand, Running)>>,
     pending: rest::templates::Pending,
     /// The default sandbox of each tenant but the operator's, which is the manager's own.
     defaults: Mutex<HashMap<Arc<str>, SandboxId>>,
@@ -126,6 +128,7 @@ impl Api {
             writers: Default::default(),
             journal,
             shells: Shells::default(),
+            left: Mutex::default(),
             pending: Default::default(),
             defaults: Mutex::default(),
             tasks: TaskTracker::new(),
@@ -148,14 +151,20 @@ impl Api {
             Some((name.strip_prefix(DEFAULT)?.into(), SandboxId::from_string(id.as_str()?)))
         });
         self.0.defaults.lock().await.extend(defaults);
+        let mut seen = HashSet::new();
         for session in self.manager().list_sessions().await? {
             if session.state == SessionState::Terminated {
                 continue;
             }
             let sandbox = self.manager().get_sandbox(&session.sandbox_id).await?;
-            let size = sandbox.map(|one| Size::of(&one.capabilities().limits));
+            let size = sandbox.as_ref().map(|one| Size::of(&one.capabilities().limits));
             let (tenant, _) = principal::split(&session.client_id);
             self.0.ledger.note(tenant, &session.sandbox_id, size.unwrap_or_default());
+            if let Some(sandbox) = sandbox
+                && seen.insert(session.sandbox_id)
+            {
+                self.count_left(tenant, &*sandbox).await?;
+            }
         }
         self.look().await;
         let events = self.0.events.clone();
@@ -201,8 +210,44 @@ impl Api {
         self.0.options.keys.as_ref()
     }
 
+    /// Counts the commands in a sandbox that an earlier daemon started.
+    async fn count_left(
+        &self,
+        tenant: &str,
+        sandbox: &dyn Sandbox,
+    ) -> Result<(), warren::SandboxError> {
+        let execs = match sandbox.list_execs().await {
+            Err(warren::SandboxError::Ended { .. }) => return Ok(()),
+            execs => execs?,
+        };
+        let mut left = self.0.left.lock().await;
+        for exec in execs {
+            // What a template starts in each sandbox was not counted when it began either.
+            let uncounted = exec.info().end.is_some() || exec.id().as_str() == template::START;
+            if !uncounted {
+                let running = self.0.ledger.run_on(&tenant.into());
+                left.push((LeftCommand::new(exec), running));
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets what is left of an earlier daemon and has ended.
+    async fn look_at_left(&self) {
+        let mut left = self.0.left.lock().await;
+        let mut at = 0;
+        // One at a time: whoever asks may hang up in the middle.
+        while let Some((command, _)) = left.get_mut(at) {
+            match command.runs().await {
+                true => at += 1,
+                false => drop(left.swap_remove(at)),
+            }
+        }
+    }
+
     /// Notices what happened by itself.
     async fn look(&self) {
+        self.look_at_left().await;
         let moment = self.0.events.moment();
         match self.manager().list_sessions().await {
             Ok(sessions) => {
@@ -375,9 +420,18 @@ impl Api {
         tokio::time::timeout(SAVING_TIME, admitted).await.unwrap_or_else(|_| Err(full()))
     }
 
+    /// Counts one more command of a caller's, after a second look at those that were left.
+    async fn count_command(&self, who: &Principal) -> Result<Running, ApiError> {
+        if let Ok(running) = self.0.ledger.run(&who.tenant, &who.quotas) {
+            return Ok(running);
+        }
+        self.look_at_left().await;
+        self.0.ledger.run(&who.tenant, &who.quotas)
+    }
+
     /// Lets a caller run one more command: counts it, and notes it before it is run.
     async fn run_one(&self, who: &Principal, exec: Exec) -> Result<Running, ApiError> {
-        let running = self.0.ledger.run(&who.tenant, &who.quotas)?;
+        let running = self.count_command(who).await?;
         if let Some(audit) = self.audit() {
             let (request, tenant) = (who.note.request(), who.tenant.to_string());
             let exec = Exec { request, tenant, ..exec };

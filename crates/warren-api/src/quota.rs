@@ -5,6 +5,8 @@
 //! worth asking the manager which of the tenant's sandboxes still live. After a restart the counts are
 //! made anew from what the manager has: none is kept that could drift from it.
 //!
+//! Of commands that an earlier daemon started the ends are looked for.
+//!
 //! Snapshots are counted where they are, each time that one more is to be made: the books know only how
 //! many are being made meanwhile.
 
@@ -322,6 +324,12 @@ impl Ledger {
         }
         account.execs += 1;
         Ok(Running { ledger: self.clone(), tenant: Arc::clone(tenant) })
+    }
+
+    /// Counts a command that runs already, whatever the quota is.
+    pub(crate) fn run_on(&self, tenant: &Arc<str>) -> Running {
+        self.books().tenants.entry(Arc::clone(tenant)).or_default().execs += 1;
+        Running { ledger: self.clone(), tenant: Arc::clone(tenant) }
     }
 
     /// Returns this moment, to be taken before a tenant's snapshots are counted.

@@ -995,6 +995,46 @@ async fn look_back(exec: &dyn ExecHandle) -> Result<Turn> {
     }
 }
 
+/// A command that a process before this one left: an exec, or what runs in a shell.
+#[derive(Debug)]
+pub struct LeftCommand {
+    exec: FoundExec,
+    ear: Ear,
+    /// How far the log of a shell was read.
+    at: u64,
+    /// Whether the shell said last that a command begins.
+    busy: bool,
+}
+
+impl LeftCommand {
+    /// Takes an exec, whatever it is.
+    pub fn new(exec: FoundExec) -> Self {
+        Self { exec, ear: Ear::default(), at: 0, busy: false }
+    }
+
+    /// Tells whether it runs. Of a shell the log is read that was written since the last time.
+    pub async fn runs(&mut self) -> bool {
+        if self.exec.info().end.is_some() {
+            return false;
+        }
+        if !is_shell(&*self.exec) {
+            return true;
+        }
+        // What cannot be read now is as it was.
+        while let Ok(read) = self.exec.read(self.at, READ, LogWait::Never).await {
+            let controls = read.pieces.iter().filter(|piece| piece.stream == LogStream::Control);
+            for said in controls.flat_map(|piece| self.ear.hear(piece.offset, &piece.bytes)) {
+                self.busy = matches!(said.word, Word::Begins);
+            }
+            self.at = read.next;
+            if read.pieces.is_empty() || read.ended {
+                break;
+            }
+        }
+        self.busy
+    }
+}
+
 /// The shells that one process has open: whoever asks for the same gets the same, so that one
 /// command runs in it at a time.
 #[derive(Debug, Default)]

@@ -45,7 +45,7 @@ pub(crate) async fn verify(
     Id(id): Id,
 ) -> Result<Json<ReceiptView>, ApiError> {
     api.sandbox(&who, &id).await?;
-    let _running = api.0.ledger.run(&who.tenant, &who.quotas)?;
+    let _running = api.count_command(&who).await?;
     Ok(Json(api.manager().verify(&id).await?.into()))
 }
 

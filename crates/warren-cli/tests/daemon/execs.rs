@@ -406,3 +406,39 @@ fn what_walls_refuse_is_told_to_the_operator_with_the_host_and_to_a_tenant_witho
     let (code, daemon) = daemon.end("TERM");
     assert_eq!(code, Some(0), "{}", daemon.log());
 }
+
+#[test]
+fn commands_that_outlive_the_daemon_count_against_the_quota_until_they_end() {
+    let daemon = linux();
+    daemon.ok(&["create", "--name", "box"]);
+    let used = |daemon: &Daemon| {
+        let shown: Value = serde_json::from_str(&daemon.ok(&["quota", "--json"])).unwrap();
+        shown["items"][0]["used"]["execs"].as_u64().unwrap()
+    };
+    let until =
+        |file: &str| format!("touch /tmp/{file}.on; until [ -e /tmp/{file} ]; do sleep 0.02; done");
+    // One that has ended, a shell that waits for commands, and what runs: a command, and one in a shell.
+    daemon.ok(&["exec", "-d", "--id", "done", "box", "--", "true"]);
+    daemon.ok(&["sh", "box", "--session", "idle", "--", "true"]);
+    assert_eq!(used(&daemon), 0);
+    daemon.ok(&["exec", "-d", "--id", "long", "box", "--", "sh", "-c", &until("go")]);
+    let line = until("went");
+    let mut client = daemon.place.warren(&["sh", "box", "--session", "busy", "--", &line]);
+    let mut client = client.spawn().unwrap();
+    let runs = |daemon: &Daemon| {
+        let seen = ["/tmp/go.on", "/tmp/went.on"];
+        seen.iter()
+            .all(|file| daemon.run(&["exec", "box", "--", "test", "-e", file]).code == Some(0))
+    };
+    soon("both begin", || runs(&daemon));
+    assert_eq!(used(&daemon), 2, "control: they count while their daemon lives");
+    let daemon = Daemon::start_in(daemon.end("KILL").1.into_place(), &[]);
+    client.kill().unwrap();
+    client.wait().unwrap();
+    assert_eq!(used(&daemon), 2, "and by the next one");
+    daemon.ok(&["exec", "box", "--", "touch", "/tmp/go"]);
+    soon("the command ends", || used(&daemon) == 1);
+    daemon.ok(&["exec", "box", "--", "touch", "/tmp/went"]);
+    soon("the one in the shell does", || used(&daemon) == 0);
+    finish(daemon);
+}
