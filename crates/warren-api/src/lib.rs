@@ -34,7 +34,7 @@ use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use warren::shell::{LeftCommand, Shells};
-use warren::template::{self, Templates};
+use warren::template::{self, BuildRequest, Templates};
 use warren::{
     AcquireOptions, Base, Sandbox, SandboxId, SandboxManager, SandboxSelectionOptions,
     SandboxSession, SandboxSpec, SessionState,
@@ -427,6 +427,22 @@ impl Api {
         }
         self.look_at_left().await;
         self.0.ledger.run(&who.tenant, &who.quotas)
+    }
+
+    /// Lets a caller build a template: the build holds a place, and what its sandbox and its commands may
+    /// use, until it is over.
+    async fn admit_build(
+        &self,
+        who: &Principal,
+        request: &mut BuildRequest,
+    ) -> Result<(), ApiError> {
+        rest::templates::lower(request, &who.quotas);
+        let building = self.0.ledger.build(&who.tenant)?;
+        // Steps follow one another: one sandbox and one command at a time.
+        let running = self.count_command(who).await?;
+        let promise = self.promise(who, &request.spec).await?;
+        request.held = Some(Arc::new((building, running, promise)));
+        Ok(())
     }
 
     /// Lets a caller run one more command: counts it, and notes it before it is run.

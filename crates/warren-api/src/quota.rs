@@ -5,7 +5,8 @@
 //! worth asking the manager which of the tenant's sandboxes still live. After a restart the counts are
 //! made anew from what the manager has: none is kept that could drift from it.
 //!
-//! Of commands that an earlier daemon started the ends are looked for.
+//! A build of a template counts as the sandbox that its steps run in, one after the other, from when it is
+//! asked for until it is over. Of commands that an earlier daemon started the ends are looked for.
 //!
 //! Snapshots are counted where they are, each time that one more is to be made: the books know only how
 //! many are being made meanwhile.
@@ -27,6 +28,8 @@ use crate::rest::wire::{QuotaView, UsedView};
 
 /// How many requests of one tenant may be under way, streams included: nobody has all connections.
 const MAX_REQUESTS: u64 = 256;
+/// How many builds of templates one tenant may have under way, those included that wait for their files.
+const MAX_BUILDS: u64 = 4;
 /// The share of the CPU that a sandbox has which asks for none.
 const USUAL_WEIGHT: u64 = 100;
 
@@ -48,6 +51,8 @@ struct Account {
     /// What has been promised, by the number of the promise.
     pending: HashMap<u64, Size>,
     execs: u64,
+    /// Builds of templates.
+    builds: u64,
     streams: u64,
     requests: u64,
     /// Snapshots that are being made.
@@ -133,7 +138,8 @@ impl Account {
     /// it would fill it.
     fn is_empty(&self) -> bool {
         // A number that began anew could be taken for the one from before.
-        let busy = self.execs + self.streams + self.requests + self.saving + self.saved;
+        let busy = self.execs + self.builds + self.streams + self.requests;
+        let busy = busy + self.saving + self.saved;
         let rested = |bucket: &Bucket| bucket.at.elapsed() >= Duration::from_secs(1);
         let none = self.held.is_empty() && self.pending.is_empty();
         none && busy == 0 && self.bucket.as_ref().is_none_or(rested)
@@ -151,6 +157,13 @@ pub(crate) struct Promise {
 /// A command that runs. Dropping it says that it does no more.
 #[derive(Debug)]
 pub(crate) struct Running {
+    ledger: Ledger,
+    tenant: Arc<str>,
+}
+
+/// A template that is being built. Dropping it says that it is no more.
+#[derive(Debug)]
+pub(crate) struct Building {
     ledger: Ledger,
     tenant: Arc<str>,
 }
@@ -332,6 +345,18 @@ impl Ledger {
         Running { ledger: self.clone(), tenant: Arc::clone(tenant) }
     }
 
+    /// Lets a tenant build one more template. What its steps use is counted apart.
+    pub(crate) fn build(&self, tenant: &Arc<str>) -> Result<Building, ApiError> {
+        let mut books = self.books();
+        let account = books.tenants.entry(Arc::clone(tenant)).or_default();
+        if account.builds >= MAX_BUILDS {
+            let hint = "wait for one, or end it";
+            return Err(ApiError::quota("builds at once", MAX_BUILDS).with_hint(hint));
+        }
+        account.builds += 1;
+        Ok(Building { ledger: self.clone(), tenant: Arc::clone(tenant) })
+    }
+
     /// Returns this moment, to be taken before a tenant's snapshots are counted.
     pub(crate) fn before_counting(&self, tenant: &Arc<str>) -> Counted {
         Counted(self.books().tenants.get(tenant).map_or(0, |account| account.saved))
@@ -416,6 +441,14 @@ impl Drop for Running {
     fn drop(&mut self) {
         if let Some(account) = self.ledger.books().tenants.get_mut(&self.tenant) {
             account.execs -= 1;
+        }
+    }
+}
+
+impl Drop for Building {
+    fn drop(&mut self) {
+        if let Some(account) = self.ledger.books().tenants.get_mut(&self.tenant) {
+            account.builds -= 1;
         }
     }
 }

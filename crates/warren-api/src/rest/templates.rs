@@ -1,7 +1,7 @@
 //! `/v1/templates`: what sandboxes are made from, and how it is built.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::Json;
@@ -20,20 +20,21 @@ use warren::template::{
     self, Build, BuildRequest, BuildStatus, Context, Defaults, LogEntry, LogLevel, Origin,
     Template, TemplateName, Templates, Upload,
 };
-use warren::{HostTools, Sandbox, SandboxError};
+use warren::{HostTools, Limit, Sandbox, SandboxError};
 
 use super::wire::{LimitsBody, Page};
 use crate::Api;
 use crate::error::{ApiError, ErrorBody};
 use crate::extract::{Body, Parameters};
+use crate::keys::Quotas;
 use crate::principal::Principal;
 
 /// How long a sender of files may be silent.
 const IDLE: Duration = Duration::from_secs(30);
 /// How many builds wait for their files.
 const MAX_PENDING: usize = 100;
-/// How many builds one tenant may have under way.
-const MAX_BUILDS: usize = 4;
+/// How long one of them does: what it would use counts against its tenant meanwhile.
+const FILES_TIME: Duration = Duration::from_secs(60 * 60);
 /// How long a request waits for more to be said.
 const WAIT: Duration = Duration::from_secs(30);
 const MAX_ENTRIES: usize = 1_000;
@@ -42,6 +43,22 @@ const READY: Duration = Duration::from_secs(60);
 
 /// Builds that wait for the files that they copy.
 pub(crate) type Pending = Mutex<HashMap<Uuid, BuildRequest>>;
+
+/// Lowers limits that nobody asked for to all that the tenant may have: those of a build are large.
+pub(crate) fn lower(request: &mut BuildRequest, quotas: &Quotas) {
+    let BuildRequest { spec, accept_missing, .. } = request;
+    let (memory, disk) = (&mut spec.limits.max_memory_bytes, &mut spec.limits.max_write_bytes);
+    for (limit, value, most) in
+        [(Limit::Memory, memory, quotas.memory_bytes), (Limit::Write, disk, quotas.disk_bytes)]
+    {
+        // None at all is no limit that a sandbox can have: that is for the quota to refuse.
+        if let Some(most) = most.map(|most| most.max(1))
+            && accept_missing.contains(&limit)
+        {
+            *value = Some(value.map_or(most, |value| value.min(most)));
+        }
+    }
+}
 
 /// What to build.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
@@ -258,6 +275,35 @@ impl Api {
         })
     }
 
+    fn pending(&self) -> MutexGuard<'_, HashMap<Uuid, BuildRequest>> {
+        self.0.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has a build wait for its files, for a time, or says that too many do.
+    fn expect_files(
+        &self,
+        templates: &Templates,
+        build: &Arc<Build>,
+        request: BuildRequest,
+    ) -> bool {
+        {
+            let mut pending = self.pending();
+            if pending.len() >= MAX_PENDING {
+                return false;
+            }
+            pending.insert(build.id(), request);
+        }
+        let (api, templates, build) = (self.clone(), templates.clone(), Arc::clone(build));
+        self.0.tasks.spawn(async move {
+            let over = tokio::time::timeout(FILES_TIME, build.wait());
+            if api.0.stop.run_until_cancelled(over).await.is_some() {
+                api.pending().remove(&build.id());
+                templates.give_up(&build);
+            }
+        });
+        true
+    }
+
     /// Starts what a template starts in a sandbox that was just made from it.
     pub(crate) async fn begin(
         &self,
@@ -321,36 +367,22 @@ pub(crate) async fn build(
     body.limits.lay_over(&mut request.spec.limits);
     // What was asked for by name is held, or nothing is built.
     request.accept_missing.retain(|limit| request.spec.limits.get(*limit) == usual.get(*limit));
-    if let Some(most) = who.quotas.memory_bytes {
-        let memory = &mut request.spec.limits.max_memory_bytes;
-        *memory = Some(memory.map_or(most, |memory| memory.min(most)));
-    }
     if let Some(profile) = body.profile {
         request.spec.profile = profile;
     }
     request.spec.network_enabled = body.network_enabled;
     request.spec.allowed_network = body.allowed_network;
     request.spec.validate()?;
-    let under_way = templates.list_builds(&who.tenant);
-    let under_way = under_way.iter().filter(|one| !one.status().is_final()).count();
-    if under_way >= MAX_BUILDS {
-        return Err(ApiError::quota("builds", MAX_BUILDS as u64));
-    }
+    api.admit_build(&who, &mut request).await?;
     let build = templates.prepare(&who.tenant, &name, &body.tags)?;
     if body.files {
-        let mut pending = api.0.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        if pending.len() >= MAX_PENDING {
-            // Builds that are done, or that nobody remembers, will get no files any more.
-            pending.retain(|id, _| {
-                templates.build(&who.tenant, *id).is_ok_and(|one| !one.status().is_final())
-            });
-        }
-        if pending.len() >= MAX_PENDING {
+        if !api.expect_files(templates, &build, request) {
+            templates.give_up(&build);
             return Err(ApiError::quota("builds that wait for files", MAX_PENDING as u64));
         }
-        pending.insert(build.id(), request);
-    } else {
-        templates.start(&build, request)?;
+    } else if let Err(error) = templates.start(&build, request) {
+        templates.give_up(&build);
+        return Err(error.into());
     }
     Ok((StatusCode::ACCEPTED, Json(BuildView::new(&build, 0, 0))))
 }
@@ -389,19 +421,27 @@ pub(crate) async fn send(
         let piece = piece.map_err(|error| ApiError::internal(&error.to_string()))?;
         upload = blocking(move || upload.write(&piece).map(|()| upload)).await?;
     }
-    let request = api.0.pending.lock().unwrap_or_else(PoisonError::into_inner).remove(&build.id());
+    let request = api.pending().remove(&build.id());
     let mut request = request.ok_or_else(|| SandboxError::Conflict {
         action: "send files".to_owned(),
         reason: "the build waits for none".to_owned(),
     })?;
-    let upload = Arc::new(upload);
-    if request.origin == Origin::Upload {
-        request.upload = Some(upload);
-    } else {
-        let layers = templates.layers().clone();
-        request.context = Some(Arc::new(blocking(move || Context::of(&layers, &upload)).await?));
+    let begun = async {
+        let upload = Arc::new(upload);
+        if request.origin == Origin::Upload {
+            request.upload = Some(upload);
+        } else {
+            let layers = templates.layers().clone();
+            let context = blocking(move || Context::of(&layers, &upload)).await?;
+            request.context = Some(Arc::new(context));
+        }
+        Ok::<_, ApiError>(templates.start(&build, request)?)
+    };
+    if let Err(error) = begun.await {
+        // Nobody waits for other files.
+        templates.give_up(&build);
+        return Err(error);
     }
-    templates.start(&build, request)?;
     Ok((StatusCode::ACCEPTED, Json(BuildView::new(&build, 0, 0))))
 }
 
@@ -457,10 +497,11 @@ pub(crate) async fn cancel(
     who: Principal,
     Path(name): Path<String>,
 ) -> Result<StatusCode, ApiError> {
-    let build = api.templates()?.build(&who.tenant, id(&name)?)?;
+    let templates = api.templates()?;
+    let build = templates.build(&who.tenant, id(&name)?)?;
     build.cancel();
-    let waited = api.0.pending.lock().unwrap_or_else(PoisonError::into_inner).remove(&build.id());
-    if waited.is_none() && build.status() != BuildStatus::Waiting {
+    api.pending().remove(&build.id());
+    if !templates.give_up(&build) {
         build.wait().await;
     }
     Ok(StatusCode::NO_CONTENT)

@@ -1,6 +1,8 @@
 //! From a recipe to layers: each step in a sandbox of its own, or known from before.
 
-use std::collections::BTreeSet;
+use std::any::Any;
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -138,6 +140,8 @@ pub struct BuildRequest {
     pub upload: Option<Arc<Upload>>,
     /// Whether nothing is taken from before.
     pub force: bool,
+    /// What whoever asks for the build holds for it: dropped once it is over, before anybody is told.
+    pub held: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Default for BuildRequest {
@@ -163,6 +167,7 @@ impl Default for BuildRequest {
             context: None,
             upload: None,
             force: false,
+            held: None,
         }
     }
 }
@@ -381,12 +386,11 @@ impl Templates {
         });
         let mut builds = self.builds();
         if builds.len() >= super::MAX_REMEMBERED {
-            let idle = builds.values().filter(|build| build.status() != BuildStatus::Building);
-            let oldest = idle.min_by_key(|build| build.created_at).map(|build| build.id);
-            match oldest {
-                Some(id) => {
-                    builds.remove(&id);
-                    self.forget(id);
+            match oldest_of_most(&builds) {
+                Some(idle) => {
+                    builds.remove(&idle.id);
+                    self.give_up(&idle);
+                    self.forget(idle.id);
                 }
                 None => {
                     return Err(SandboxError::Conflict {
@@ -401,8 +405,24 @@ impl Templates {
         Ok(build)
     }
 
+    /// Ends a build that was announced and not started, and tells whether it was one.
+    pub fn give_up(&self, build: &Build) -> bool {
+        let given_up = build.status.send_if_modified(|status| {
+            let waits = *status == BuildStatus::Waiting;
+            if waits {
+                let message = chain(&cancelled());
+                *status = BuildStatus::Failed(Failure { step: "base".to_owned(), message });
+            }
+            waits
+        });
+        if given_up {
+            self.forget(build.id);
+        }
+        given_up
+    }
+
     /// Starts a build that was announced; it goes on by itself.
-    pub fn start(&self, build: &Arc<Build>, request: BuildRequest) -> Result<()> {
+    pub fn start(&self, build: &Arc<Build>, mut request: BuildRequest) -> Result<()> {
         if request.steps.len() > MAX_STEPS {
             let reason = format!("{} steps are more than {MAX_STEPS}", request.steps.len());
             return Err(SandboxError::invalid("steps", reason, "do more in one step"));
@@ -424,11 +444,12 @@ impl Templates {
         if !begun {
             return Err(SandboxError::Conflict {
                 action: format!("start build `{}`", build.id),
-                reason: "it was started before".to_owned(),
+                reason: "it was started or ended before".to_owned(),
             });
         }
         let (templates, build) = (self.clone(), Arc::clone(build));
         let noted = self.note(&build, true);
+        let held = request.held.take();
         self.inner.tasks.spawn(async move {
             let done = match noted {
                 Ok(()) => templates.run(&build, request).await,
@@ -442,6 +463,8 @@ impl Templates {
                     BuildStatus::Failed(failure)
                 }
             };
+            // Whoever is told that it is over may begin the next one at once.
+            drop(held);
             build.status.send_replace(status);
         });
         Ok(())
@@ -452,11 +475,10 @@ impl Templates {
             let step = step.to_owned();
             move |error: SandboxError| Failure { step, message: chain(&error) }
         };
-        let room = tokio::select! {
-            room = self.inner.room.acquire() => room,
+        let _place = tokio::select! {
+            place = self.inner.room.enter(&build.owner) => place,
             () = build.cancel.cancelled() => return Err(at("base")(cancelled())),
         };
-        let _room = room.map_err(|_| at("base")(SandboxError::ShuttingDown))?;
         build.say("base", LogLevel::Info, &format!("FROM {}", request.origin));
         let mut state = self.origin(build, &request).await.map_err(at("base"))?;
         for (index, step) in request.steps.iter().enumerate() {
@@ -730,6 +752,19 @@ impl Templates {
         );
         Ok(())
     }
+}
+
+/// Finds the oldest build that is not under way of the owner who has most of them: nobody's are forgotten
+/// for what another has.
+fn oldest_of_most(builds: &HashMap<Uuid, Arc<Build>>) -> Option<Arc<Build>> {
+    let idle: Vec<_> =
+        builds.values().filter(|build| build.status() != BuildStatus::Building).collect();
+    let mut counts: HashMap<&str, usize> = HashMap::new();
+    for build in &idle {
+        *counts.entry(&build.owner).or_default() += 1;
+    }
+    let rank = |build: &&&Arc<Build>| (Reverse(counts[build.owner.as_str()]), build.created_at);
+    idle.iter().min_by_key(rank).map(|build| Arc::clone(build))
 }
 
 /// The files of a sandbox, as one of its users has them or as usual.

@@ -190,6 +190,24 @@ mod tests {
         assert!(again.list_builds("ann").is_empty(), "what is done is not taken up");
     }
 
+    #[tokio::test]
+    async fn nobodys_build_is_forgotten_for_what_another_announces() {
+        let directory = tempfile::tempdir().unwrap();
+        let templates = open(directory.path());
+        let name: TemplateName = "mine".parse().unwrap();
+        let bens = templates.prepare("ben", &name, &[]).unwrap();
+        let first = templates.prepare("ann", &name, &[]).unwrap();
+        for _ in 0..super::super::MAX_REMEMBERED {
+            templates.prepare("ann", &name, &[]).unwrap();
+        }
+        assert!(templates.build("ann", first.id()).is_err(), "control: it is forgotten");
+        assert!(matches!(first.status(), BuildStatus::Failed(_)), "and whoever waits is told");
+        assert_eq!(templates.build("ben", bens.id()).unwrap().status(), BuildStatus::Waiting);
+        assert!(templates.give_up(&bens) && !templates.give_up(&bens));
+        let request = super::super::BuildRequest::default();
+        assert!(templates.start(&bens, request).is_err(), "it is over");
+    }
+
     #[test]
     fn files_are_kept_for_one_owner_and_only_so_many() {
         let directory = tempfile::tempdir().unwrap();

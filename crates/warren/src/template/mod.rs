@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `file.rs` | the recipe of a template, as people write it |
 //! | `build.rs` | from a recipe to layers, step by step, each in a sandbox of its own |
+//! | `room.rs` | who builds and who waits |
 //! | `context.rs` | the files that a recipe copies |
 //! | `kept.rs` | what of builds outlives the process: those announced, and files sent for them |
 //! | `begin.rs` | what happens in a sandbox that was made from one: its command, until it is ready |
@@ -17,6 +18,7 @@ mod build;
 mod context;
 mod file;
 mod kept;
+mod room;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -26,7 +28,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
@@ -38,6 +39,7 @@ pub use build::{
 pub use context::{Context, Upload};
 pub use file::{Recipe, parse};
 
+use self::room::Room;
 use crate::image::Registries;
 use crate::layers::records::Records;
 use crate::layers::{Held, Layers};
@@ -50,10 +52,8 @@ const KIND: &str = "templates";
 pub const DEFAULT_TAG: &str = "default";
 const MAX_NAME: usize = 128;
 /// How many templates one owner may have.
-const MAX_TEMPLATES: usize = 10_000;
-/// How many builds are under way at once; others wait.
-const MAX_BUILDING: usize = 4;
-/// How many builds that are done are remembered.
+const MAX_TEMPLATES: usize = 1_000;
+/// How many builds that are done, or wait, are remembered.
 const MAX_REMEMBERED: usize = 1_000;
 
 /// What a template is called: `name`, or `name:tag`.
@@ -202,7 +202,7 @@ struct Inner {
     builds: Mutex<HashMap<Uuid, Arc<Build>>>,
     /// Held while records are changed, so that what was read is still so.
     turn: Mutex<()>,
-    room: Semaphore,
+    room: Arc<Room>,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
@@ -218,7 +218,7 @@ impl Templates {
             registries,
             builds: Mutex::default(),
             turn: Mutex::default(),
-            room: Semaphore::new(MAX_BUILDING),
+            room: Arc::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
         };

@@ -296,6 +296,7 @@ pub(super) async fn start(
         ..usual
     };
     request.spec = warren::SandboxSpec { limits: request.spec.limits, ..spec(control.reaches()) };
+    control.api().admit_build(&who, &mut request).await?;
     {
         let mut workshop = guard(&control.0.workshop);
         workshop.plans.push_back((build.id(), plan));
