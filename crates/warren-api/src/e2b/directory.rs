@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
-use warren::Sandbox;
+use warren::{Sandbox, SandboxId};
 
 use crate::keys::Quotas;
 
@@ -13,6 +13,9 @@ use crate::keys::Quotas;
 /// to a sandbox looks there.
 #[async_trait]
 pub trait SandboxDirectory: Send + Sync {
+    /// Tells what has to be shown at a sandbox that [`find`](Self::find) would find. It wakes none.
+    fn door(&self, id: &str) -> Option<Door>;
+
     /// Finds a sandbox that runs. One that is paused and to be woken by traffic is woken first.
     ///
     /// `None` for everything else (unknown, killed, expired, paused): nobody can tell which.
@@ -20,6 +23,27 @@ pub trait SandboxDirectory: Send + Sync {
 
     /// Lists those that run, for a signed URL that does not say whose it is.
     async fn running(&self) -> Vec<SandboxEntry>;
+}
+
+/// What has to be shown at a sandbox before anything is done for whoever comes.
+#[derive(Clone)]
+pub struct Door {
+    /// The id that E2B's clients know it by.
+    pub id: String,
+    /// The sandbox.
+    pub sandbox: SandboxId,
+    /// What `X-Access-Token` must be, if it is secured.
+    pub access_token: Option<String>,
+    /// What `e2b-traffic-access-token` must be for every port but envd's, if not everybody may come.
+    pub traffic_token: Option<String>,
+    /// Whether it is paused, and would be woken.
+    pub sleeps: bool,
+}
+
+impl fmt::Debug for Door {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Door").field("id", &self.id).finish_non_exhaustive()
+    }
 }
 
 /// A sandbox that runs, and what its clients and its traffic need to know of it.
@@ -35,8 +59,6 @@ pub struct SandboxEntry {
     pub quotas: Quotas,
     /// What `X-Access-Token` must be, if it is secured.
     pub access_token: Option<String>,
-    /// What `e2b-traffic-access-token` must be for every port but envd's, if not everybody may come.
-    pub traffic_token: Option<String>,
     /// What its servers get as `Host`, `${PORT}` standing for the port.
     pub host_mask: Option<String>,
     /// What every command has in its environment.

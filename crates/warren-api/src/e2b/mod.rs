@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use axum::Router;
 
-pub use directory::{SandboxDirectory, SandboxEntry};
+pub use directory::{Door, SandboxDirectory, SandboxEntry};
 
 use crate::{Api, audit};
 

@@ -16,7 +16,7 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 use tower::ServiceExt as _;
 
 use super::envd::{self, Whose};
-use super::{E2b, SandboxEntry};
+use super::{Door, E2b, SandboxEntry};
 use crate::audit::Note;
 use crate::crowd::{Busy, Holding, Seat};
 use crate::error::ApiError;
@@ -64,10 +64,7 @@ async fn route(State(Both { e2b, control }): State<Both>, mut request: Request) 
     name_host(&mut request);
     match addressee(&request) {
         Ok(For::Control) => control.oneshot(request).await.into_response(),
-        Ok(For::Sandbox(place)) => match e2b.0.directory.find(&place.id).await {
-            Some(entry) => visit(&e2b, entry, place.port, request).await,
-            None => not_found(&place.id),
-        },
+        Ok(For::Sandbox(place)) => enter(&e2b, &place, request).await,
         Ok(For::Signer(asked)) => {
             let running = e2b.0.directory.running().await;
             // Each is looked at, so that how long it takes says nothing about which it is.
@@ -76,7 +73,9 @@ async fn route(State(Both { e2b, control }): State<Both>, mut request: Request) 
             };
             let mut signers: Vec<_> = running.into_iter().filter(by).collect();
             match signers.pop() {
-                Some(entry) => visit(&e2b, entry, envd::PORT, request).await,
+                Some(entry) => {
+                    enter(&e2b, &Place { id: entry.id, port: envd::PORT }, request).await
+                }
                 None => refusal(StatusCode::UNAUTHORIZED, "invalid signature"),
             }
         }
@@ -161,27 +160,42 @@ fn account(e2b: &E2b, entry: &SandboxEntry, request: &Request) -> Result<Held, A
     Ok((seat.map(Seat::occupy), admitted, followed))
 }
 
-/// Lets a request in, for as long as the sandbox is there.
-async fn visit(e2b: &E2b, entry: SandboxEntry, port: u16, request: Request) -> Response {
+/// Looks whom a request is from. Whoever shows nothing that is the tenant's spends nothing of it, and wakes nobody.
+async fn enter(e2b: &E2b, place: &Place, request: Request) -> Response {
+    let Some(door) = e2b.0.directory.door(&place.id) else { return not_found(&place.id) };
     let note = Note::of(&request);
-    note.sandbox(entry.sandbox.id());
-    if port != envd::PORT {
-        note.port(port);
+    note.sandbox(&door.sandbox);
+    if place.port != envd::PORT {
+        note.port(place.port);
     }
-    // Before anything is counted: whoever shows nothing that is the tenant's spends nothing of it.
-    let whose = match port {
-        envd::PORT => envd::whose(&entry, &request),
-        _ => keeps_out(&entry, &request).map_or(Whose::Owners, Whose::Refused),
+    let whose = match place.port {
+        envd::PORT => envd::whose(&door, &request),
+        _ => keeps_out(&door, &request).map_or(Whose::Owners, Whose::Refused),
     };
-    let busy = match whose {
-        Whose::Owners => account(e2b, &entry, &request).map(Some),
-        Whose::Nobodys => Ok(None),
+    let is_owners = match whose {
+        Whose::Owners => true,
+        Whose::Nobodys => false,
         Whose::Refused(refused) => return refused,
     };
-    let busy = match busy {
-        Ok(busy) => busy,
-        Err(error) => return refused(&error),
-    };
+    if door.sleeps && !is_owners {
+        return not_found(&place.id);
+    }
+    let found = e2b.0.directory.find(&place.id).await;
+    let Some(entry) = found else { return not_found(&place.id) };
+    match is_owners.then(|| account(e2b, &entry, &request)).transpose() {
+        Ok(busy) => visit(e2b, entry, place.port, busy, request).await,
+        Err(error) => refused(&error),
+    }
+}
+
+/// Lets a request in, for as long as the sandbox is there.
+async fn visit(
+    e2b: &E2b,
+    entry: SandboxEntry,
+    port: u16,
+    busy: Option<Held>,
+    request: Request,
+) -> Response {
     let (over, hangup) = (entry.over.clone(), request.extensions().get::<Hangup>().cloned());
     let answer = async {
         match port {
@@ -205,8 +219,8 @@ async fn visit(e2b: &E2b, entry: SandboxEntry, port: u16, request: Request) -> R
 }
 
 /// Refuses a request that may not go to a server inside.
-fn keeps_out(entry: &SandboxEntry, request: &Request) -> Option<Response> {
-    let token = entry.traffic_token.as_ref()?;
+fn keeps_out(door: &Door, request: &Request) -> Option<Response> {
+    let token = door.traffic_token.as_ref()?;
     let sent = request.headers().get(&TRAFFIC_TOKEN).map(HeaderValue::as_bytes);
     if bool::from(token.as_bytes().ct_eq(sent.unwrap_or_default())) {
         return None;
@@ -215,7 +229,7 @@ fn keeps_out(entry: &SandboxEntry, request: &Request) -> Option<Response> {
         Some(_) => "The traffic access token is not valid",
         None => "The traffic access token is missing: send e2b-traffic-access-token",
     };
-    let mut response = about(&entry.id, StatusCode::FORBIDDEN, message, None);
+    let mut response = about(&door.id, StatusCode::FORBIDDEN, message, None);
     // It is ours, and not an answer of the server inside: the log tells them apart by this.
     let error = ApiError::forbidden(message, "send the token that came with the sandbox");
     response.extensions_mut().insert(error);

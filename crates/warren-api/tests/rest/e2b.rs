@@ -496,3 +496,45 @@ async fn who_has_no_token_spends_nothing_of_the_tenants_and_is_not_noted_as_it()
     }
     assert!(of(200).chain(of(429)).all(|(_, tenant, _)| tenant == "tenant:alice"), "control");
 }
+
+#[tokio::test]
+async fn who_has_no_token_wakes_nobody() {
+    let daemon = Daemon::new().await.speak_e2b().await;
+    let key = daemon.keys().create_for_e2b("alice", Quotas::default()).unwrap().0;
+    let call = async |method: &str, path: &str, body: Value| {
+        ask(&daemon, Some(&key), method, path, body, &[]).await
+    };
+    let body = json!({
+        "templateID": "base", "timeout": 600, "secure": true, "autoPause": true,
+        "autoResume": { "enabled": true }, "network": { "allowPublicTraffic": false },
+    });
+    let made = call("POST", "/v2/sandboxes", body).await.expect(201);
+    let text = |name: &str| made[name].as_str().expect("text").to_owned();
+    let (id, token) = (text("sandboxID"), text("envdAccessToken"));
+    let state = async || {
+        let path = format!("/sandboxes/{id}");
+        call("GET", &path, Value::Null).await.expect(200)["state"].clone()
+    };
+    let visit = async |port: &str, path: &str, token: &str| {
+        let headers = [
+            ("host", "127.0.0.1:8080"),
+            ("e2b-sandbox-id", id.as_str()),
+            ("e2b-sandbox-port", port),
+            ("x-access-token", token),
+        ];
+        daemon.send(tcp(), "GET", path, Vec::new(), &headers).await.status
+    };
+    call("POST", &format!("/sandboxes/{id}/pause"), json!({})).await.expect(204);
+    for (port, path, token, status) in [
+        ("49983", "/envs", "", 401),
+        ("49983", "/envs", "wrong", 401),
+        ("49983", "/files?path=/x&signature=v1_wrong", "", 401),
+        ("49983", "/health", "", 502),
+        ("8080", "/", &token, 403),
+    ] {
+        assert_eq!(visit(port, path, token).await, status, "{port} {path}");
+        assert_eq!(state().await, "paused", "{port} {path}");
+    }
+    assert_eq!(visit("49983", "/envs", &token).await, 200);
+    assert_eq!(state().await, "running", "control: its own client wakes it");
+}

@@ -31,7 +31,7 @@ use warren::clock::Clocks;
 pub use sandboxes::spec;
 
 use super::record::{self, Record, State};
-use super::{SandboxDirectory, SandboxEntry};
+use super::{Door, SandboxDirectory, SandboxEntry};
 use crate::error::ApiError;
 use crate::extract::MAX_BODY;
 use crate::principal::{Principal, authenticate, refuse_browsers};
@@ -210,6 +210,23 @@ impl Control {
 
 #[async_trait]
 impl SandboxDirectory for Control {
+    fn door(&self, id: &str) -> Option<Door> {
+        let live = self.get(id)?;
+        let record = live.record();
+        let sleeps = matches!(record.state, State::Paused(_));
+        let is_there = if sleeps { record.auto_resume } else { live.deadline() > Instant::now() };
+        if !is_there {
+            return None;
+        }
+        Some(Door {
+            id: id.to_owned(),
+            sandbox: record.sandbox,
+            access_token: record.access_token,
+            traffic_token: record.traffic_token,
+            sleeps,
+        })
+    }
+
     async fn find(&self, id: &str) -> Option<SandboxEntry> {
         let live = self.get(id)?;
         if let State::Paused(_) = live.state() {
@@ -256,7 +273,6 @@ impl Control {
             tenant: record.tenant.into(),
             quotas: record.quotas,
             access_token: record.access_token,
-            traffic_token: record.traffic_token,
             host_mask: mask,
             env: record.env.into_iter().collect(),
             user: record.user.unwrap_or_else(|| "user".to_owned()),

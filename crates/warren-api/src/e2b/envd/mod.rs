@@ -23,7 +23,7 @@ use subtle::ConstantTimeEq as _;
 
 use self::connect::{Failure, Incoming, Shape, Wire};
 use super::routing::refusal;
-use super::{E2b, SandboxEntry};
+use super::{Door, E2b, SandboxEntry};
 use crate::audit::Note;
 use crate::principal::Principal;
 
@@ -119,8 +119,8 @@ pub(super) enum Whose {
 }
 
 /// Tells whose a request is, before anything is done for it.
-pub(super) fn whose(entry: &SandboxEntry, request: &Request) -> Whose {
-    let Some(token) = &entry.access_token else { return Whose::Owners };
+pub(super) fn whose(door: &Door, request: &Request) -> Whose {
+    let Some(token) = &door.access_token else { return Whose::Owners };
     let sent = request.headers().get(TOKEN).map(HeaderValue::as_bytes);
     let shown = bool::from(token.as_bytes().ct_eq(sent.unwrap_or_default()));
     match Endpoint::of(request) {
