@@ -4,7 +4,9 @@
 //! name that the client gives it. That one is read here, from the hello of TLS and from each request of
 //! HTTP/1, and what comes with a name that is not allowed does not go on. Whoever sends is hostile, and
 //! servers are lenient, each in its own way. So whatever a server might take for TLS or HTTP has to be
-//! strictly that, or is refused; only what no server takes for either passes unread.
+//! strictly that, or is refused; only what no server takes for either passes unread. Some pass over bytes
+//! which no text has, and then read a request: what begins with such or has one in it goes on at once, since
+//! whoever sends it may wait for an answer, and is read to the end of its first line all the same.
 //!
 //! Bytes go on as they came, in order, or not at all. What they are never depends on how they were cut
 //! into reads. What is encrypted stays unread: whom a request *within* TLS names is between the client
@@ -56,6 +58,7 @@ enum Stage {
     Opening(Opening),
     Tls(Tls),
     Http(Http),
+    Passing(Passing),
     Free,
     Refused(Refusal),
 }
@@ -83,6 +86,7 @@ impl<F: Fn(&str) -> bool> Guard<F> {
             }
             Stage::Tls(tls) => tls.finish(),
             Stage::Http(http) => http.finish(),
+            Stage::Passing(passing) => passing.finish(),
             Stage::Free => Ok(()),
             Stage::Refused(refusal) => Err(refusal.clone()),
         };
@@ -113,11 +117,27 @@ impl<F: Fn(&str) -> bool> Guard<F> {
                             http.feed(&held, out, &self.allows)?;
                             Stage::Http(http)
                         }
+                        Protocol::Binary => {
+                            let mut passing = Passing::default();
+                            // None of these ends the line, or it would have been judged by that.
+                            held.iter().try_for_each(|byte| passing.push(*byte).map(drop))?;
+                            out.append(&mut held);
+                            Stage::Passing(passing)
+                        }
                         Protocol::Other => {
                             out.append(&mut held);
                             Stage::Free
                         }
                     };
+                }
+                Stage::Passing(passing) => {
+                    let Some((byte, after)) = rest.split_first() else { return Ok(Flow::Watched) };
+                    rest = after;
+                    let over = passing.push(*byte)?;
+                    out.push(*byte);
+                    if over {
+                        self.stage = Stage::Free;
+                    }
                 }
                 Stage::Tls(tls) => {
                     let flow = tls.feed(rest, out, &self.allows)?;
@@ -146,7 +166,7 @@ impl<F: Fn(&str) -> bool> Guard<F> {
             Stage::Opening(opening) => opening.line.len(),
             Stage::Tls(tls) => tls.held(),
             Stage::Http(http) => http.held(),
-            Stage::Free | Stage::Refused(_) => 0,
+            Stage::Passing(_) | Stage::Free | Stage::Refused(_) => 0,
         }
     }
 }
@@ -155,6 +175,8 @@ impl<F: Fn(&str) -> bool> Guard<F> {
 enum Protocol {
     Tls,
     Http,
+    /// None that is text, by what came so far.
+    Binary,
     Other,
 }
 
@@ -182,7 +204,7 @@ impl Opening {
             [0x14..=0x18] => return Ok(None),
             [0x16, 0x03] => return Ok(Some(Protocol::Tls)),
             [0x14..=0x18, 0..0x10] => return Err(Refusal::tls("TLS that begins with no hello")),
-            [0x14..=0x18, _] => return Ok(Some(Protocol::Other)),
+            [0x14..=0x18, _] => return Ok(Some(Protocol::Binary)),
             _ => {}
         }
         if byte == b'\n' || is_binary(byte) || self.is_no_request(byte) {
@@ -201,7 +223,8 @@ impl Opening {
     /// are no methods. Some servers take any word for a method, but then none takes a third word that
     /// begins no version. Words are counted as by whoever finds the fewest.
     fn is_no_request(&mut self, byte: u8) -> bool {
-        if matches!(byte, b' ' | b'\t') || (!self.in_word && is_space(byte)) {
+        let passed_over = self.words == 0 && is_passed_over(byte);
+        if passed_over || matches!(byte, b' ' | b'\t') || (!self.in_word && is_space(byte)) {
             self.in_word = false;
             return false;
         }
@@ -227,7 +250,8 @@ impl Opening {
         if ended && self.line.iter().all(|byte| is_space(*byte)) {
             return Err(Refusal::http("an empty line before the request"));
         }
-        Ok(Protocol::Other)
+        let binary = self.line.last().is_some_and(|byte| is_binary(*byte));
+        Ok(if binary { Protocol::Binary } else { Protocol::Other })
     }
 
     fn finish(&self) -> Result<(), Refusal> {
@@ -243,14 +267,89 @@ impl Opening {
         if self.line.windows(5).any(|bytes| bytes.eq_ignore_ascii_case(b"http/")) {
             return true;
         }
-        let words = self.line.split(|byte| is_space(*byte) || is_binary(*byte));
+        let begins = self.line.iter().position(|byte| !is_passed_over(*byte)).unwrap_or_default();
+        let words = self.line[begins..].split(|byte| is_space(*byte) || is_binary(*byte));
         let mut words = words.filter(|word| !word.is_empty());
         let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
         let known = METHODS.iter().any(|known| method.eq_ignore_ascii_case(known.as_bytes()));
         // Servers there were that read `ANY /path words` as HTTP/1.0. What has no end of a line is no
         // request to them: so git, which asks for a path and ends it with a zero, may.
-        let path = target.starts_with(b"/") || starts_with(target, b"http");
-        known || (path && self.line.ends_with(b"\n"))
+        known || (is_target(target) && self.line.ends_with(b"\n"))
+    }
+}
+
+/// What has bytes that no text has, to the end of its first line: nothing of it is held, since most of what is like this
+/// waits for an answer before any line ends, and a server that reads a request in it waits for that end, too.
+///
+/// Netty passes over every control character and all white space before a request, and lenient servers take such in the
+/// middle of one.
+#[derive(Default)]
+struct Passing {
+    /// How much of `http/` the last bytes are.
+    version: usize,
+    /// How the first two words begin: as far as it matters.
+    words: [Vec<u8>; 2],
+    /// Which word this is, from one; none has begun yet.
+    word: usize,
+    in_word: bool,
+    /// Whether the words have such a byte among or after them.
+    mixed: bool,
+}
+
+impl Passing {
+    /// No word that matters is longer.
+    const MAX_WORD: usize = 8;
+
+    /// Takes one byte. Says whether the line is over, and so is no request.
+    fn push(&mut self, byte: u8) -> Result<bool, Refusal> {
+        if self.word == 0 && is_passed_over(byte) {
+            return Ok(false);
+        }
+        // It has no second `h`, so that whatever is not the next of it begins it anew or is none of it.
+        let wanted = b"http/"[self.version];
+        self.version = match byte.to_ascii_lowercase() {
+            lower if lower == wanted => self.version + 1,
+            b'h' => 1,
+            _ => 0,
+        };
+        if self.version == 5 {
+            return Err(Self::none());
+        }
+        if is_space(byte) || is_binary(byte) {
+            self.in_word = false;
+            self.mixed |= is_binary(byte);
+            let ended = matches!(byte, b'\n' | b'\r');
+            if self.is_method() || (ended && self.is_near()) {
+                return Err(Self::none());
+            }
+            return Ok(byte == b'\n');
+        }
+        if !self.in_word {
+            (self.in_word, self.word) = (true, self.word + 1);
+        }
+        let word = self.words.get_mut(self.word - 1).filter(|word| word.len() < Self::MAX_WORD);
+        if let Some(word) = word {
+            word.push(byte);
+        }
+        Ok(false)
+    }
+
+    fn finish(&self) -> Result<(), Refusal> {
+        if self.is_near() { Err(Self::none()) } else { Ok(()) }
+    }
+
+    fn is_method(&self) -> bool {
+        METHODS.iter().any(|known| self.words[0].eq_ignore_ascii_case(known.as_bytes()))
+    }
+
+    /// Reports whether some server may take the words for a request, should they end here. Between a path and its version
+    /// there may be anything; git ends a path with a zero, and its line much later.
+    fn is_near(&self) -> bool {
+        self.is_method() || (!self.mixed && is_target(&self.words[1]))
+    }
+
+    fn none() -> Refusal {
+        Refusal::http("a request among bytes that no text has")
     }
 }
 
@@ -287,6 +386,16 @@ fn is_binary(byte: u8) -> bool {
     byte.is_ascii_control() && !is_space(byte)
 }
 
+/// What somebody passes over before a request: white space, and what controls, in Latin-1.
+fn is_passed_over(byte: u8) -> bool {
+    is_space(byte) || byte.is_ascii_control() || matches!(byte, 0x80..=0x9f)
+}
+
+/// Reports whether a word may say what is asked for.
+fn is_target(word: &[u8]) -> bool {
+    word.starts_with(b"/") || starts_with(word, b"http")
+}
+
 fn starts_with(bytes: &[u8], lower: &[u8]) -> bool {
     bytes.get(..lower.len()).is_some_and(|start| start.eq_ignore_ascii_case(lower))
 }
@@ -296,6 +405,11 @@ fn starts_with(bytes: &[u8], lower: &[u8]) -> bool {
 pub(crate) fn fuzz(data: &[u8]) {
     let (verdict, out) = watch([data]);
     assert_eq!(out, data[..out.len()], "what goes on is what came, in order");
+    // What many servers pass over before a request hides none.
+    let begins = data.iter().position(|byte| !is_passed_over(*byte)).unwrap_or_default();
+    if begins > 0 && data[begins..].starts_with(b"GET ") && !data.starts_with(b"\x16\x03") {
+        assert!(verdict.is_err(), "no request passes unread");
+    }
     assert_eq!((verdict, out), watch(data.chunks(1)), "how it is cut makes no difference");
     if let Some(name) = canonical(data) {
         assert_eq!(

@@ -131,18 +131,22 @@ fn what_no_server_takes_for_tls_or_http_passes_unread() {
         (b"@RSYNCD: 31.0\n", Free),
         (b"a001 LOGIN a b\r\n", Free),
         // These wait for an answer before there is a whole line.
-        (b"AMQP\0", Free),
-        (b"003egit-upload-pack /project.git\0host=ok.example\0", Free),
+        (b"AMQP\0", Watched),
+        (b"003egit-upload-pack /project.git\0host=ok.example\0", Watched),
+        (b"003egit-upload-pack /project.git\0host=ok.example\0\0version=2\x000032want 7\n", Free),
         (b"( 2 (", Free),
         (b"<?xml version='1.0'?><stream:stream x", Free),
         (b"<stream:stream to='ok.example' v", Free),
         (b"{\"id\": 1, \"", Free),
-        (b"\0", Free),
-        (b"\x05", Free),
-        (b"\x10\x0c\0\x04MQTT", Free),
-        (b"\x80\x2e\x01", Free),
-        (b"\x16\x20", Free),
-        (b"\xff\xfe\x01", Free),
+        (b"\0", Watched),
+        (b"\x05\x01\0", Watched),
+        (b"\x10\x0c\0\x04MQTT", Watched),
+        // The length of what follows, and no line.
+        (b"\x10\x0d\0\x04MQTT\x04\x02", Watched),
+        (b"\0\0\0\x0a\0\x03\0\0user\0a\0", Watched),
+        (b"\x80\x2e\x01", Watched),
+        (b"\x16\x20", Watched),
+        (b"\xff\xfe\x01", Watched),
         // Undecided to the end, and then too little to matter.
         (b"", Watched),
         (b"ping", Watched),
@@ -158,6 +162,68 @@ fn what_no_server_takes_for_tls_or_http_passes_unread() {
     assert_eq!(out, b"", "held until it is known for what it is");
     assert_eq!(guard.feed(b"\n!", &mut out), Ok(Free));
     assert_eq!(out, b"hello world\n!");
+    out.clear();
+    let mut guard = Guard::new(|_| false);
+    assert_eq!(guard.feed(b"\x05\x01\0", &mut out), Ok(Watched));
+    assert_eq!(out, b"\x05\x01\0", "what has no lines is not held until one ends");
+}
+
+#[test]
+fn n9_a_request_is_read_whatever_a_server_may_pass_over_before_or_in_it() {
+    // Netty passes over all that controls, and white space, before each request.
+    let mut before: Vec<Vec<u8>> = (0..=0x1f).chain(0x7f..=0xa0).map(|byte| vec![byte]).collect();
+    let more: [&[u8]; 9] = [
+        b"\x01\x02\x03",
+        b" \x01",
+        b"\t\x01 ",
+        b"\x01\r\n",
+        b"\0\n\n\t",
+        b"\x80\x01",
+        b"\x0e\x9f\x85",
+        b"\x16\x18",
+        b"\x18\x7f",
+    ];
+    before.extend(more.map(<[u8]>::to_vec));
+    let evil = b"\r\nHost: evil.example\r\n\r\n";
+    for before in &before {
+        for line in [
+            &b"GET / HTTP/1.1"[..],
+            b"GET / HTTP/1.1\0",
+            b"PROPFIND /a HTTP/1.1",
+            b"F(O /a hTTp/1.1",
+            b"FOO /a BAR",
+            b"FOO http://evil.example/",
+            b"get x",
+        ] {
+            let all = [&before[..], line, evil].concat();
+            let (verdict, out) = sent(&all);
+            let shown = all.escape_ascii();
+            assert!(verdict.is_err(), "{shown}");
+            assert!(out.len() <= before.len() + line.len(), "its line does not end: {shown}");
+        }
+    }
+    // In the middle of one likewise: without the version it is what git says.
+    for line in [&b"PROPFIND /\x01 HTTP/1.1"[..], b"FOO\x01 / HTTP/1.1", b"FOO /\0\0 hTTp/1.1"] {
+        let (verdict, out) = sent(&[line, evil].concat());
+        assert!(verdict.is_err_and(|refusal| refusal.http), "{}", line.escape_ascii());
+        assert!(out.len() < line.len());
+    }
+    // However long, and nothing of it is held.
+    let long = [&b"\x01FOO /"[..], &vec![b'a'; 4 * MAX_LINE], b" HTTP/1.1", evil].concat();
+    assert!(sent(&long).0.is_err());
+    // Not whole.
+    for half in [&b"\x01GET"[..], b"\x01FOO /"] {
+        assert!(sent(half).0.is_err());
+    }
+    for (bytes, flow) in [
+        (&b"\x01EHLO a\r\nGET / HTTP/1.1\r\n"[..], Flow::Free),
+        (b"\x16EHLO a\n", Flow::Free),
+        (b"\0\0\0\x08\x04\xd2\x16\x2f", Flow::Watched),
+        (b"\x01GETTER", Flow::Watched),
+        (b"\x01hhttttp:/", Flow::Watched),
+    ] {
+        passes(bytes, flow);
+    }
 }
 
 #[test]
@@ -684,7 +750,7 @@ proptest! {
                 prop::sample::select(vec![
                     &b"GET / HTTP/1.1\r\n"[..], b"POST http://ok.example/ HTTP/1.1\r\n", b"Host: ok.example\r\n",
                     b"Host: evil.example\r\n", b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n", b"\r\n",
-                    b"hello", b"5\r\nhello\r\n", b"0\r\n", b"\n", b" ", b"\0", b"{", b"EHLO a", b"X: y\r\n",
+                    b"hello", b"5\r\nhello\r\n", b"0\r\n", b"\n", b" ", b"\0", b"\x01", b"\x16", b"{", b"EHLO a", b"X: y\r\n",
                 ])
                 .prop_map(<[u8]>::to_vec),
                 prop::sample::select(vec![
