@@ -27,8 +27,8 @@ use crate::receipt::{Attempt, Walled};
 use crate::{
     BackendCapabilities, BackendHealth, Base, Bound, Command, CreateOptions, EnforcedLimit,
     Enforcement, ExecCause, ExecContext, ExecOutput, ExecReport, Extent, IsolationBackend,
-    IsolationLevel, Limit, PortStream, ProgramFault, Receipt, ResourceUsage, Result, Sandbox,
-    SandboxCapabilities, SandboxError, SandboxId, SandboxSpec, StreamOutput,
+    IsolationLevel, Limit, PortStream, ProgramFault, Reach, Receipt, ResourceUsage, Result,
+    Sandbox, SandboxCapabilities, SandboxError, SandboxId, SandboxSpec, StreamOutput,
 };
 
 /// A step that can be told to fail or to stall.
@@ -664,6 +664,7 @@ struct Instance {
     /// The ids and the names of what was saved of it.
     saved: Mutex<Vec<(String, String)>>,
     ground: Mutex<Ground>,
+    reach: Mutex<Reach>,
     started: Instant,
     state: watch::Sender<State>,
     persistent: bool,
@@ -710,6 +711,7 @@ impl Instance {
             snapshots: claims.snapshots,
             saved: Mutex::default(),
             ground: Mutex::default(),
+            reach: Mutex::default(),
             started: Instant::now(),
             state: watch::Sender::new(State::Running),
             persistent: options.persistent,
@@ -1196,6 +1198,25 @@ impl Sandbox for FakeSandbox {
         shared.live.insert(id, Arc::clone(&claimed));
         shared.counts.claimed += 1;
         Ok(Some(Arc::new(FakeSandbox { backend: self.backend.clone(), instance: claimed })))
+    }
+
+    async fn set_reach(&self, reach: &Reach) -> Result<(), SandboxError> {
+        self.instance.check_alive()?;
+        match reach.allow.first() {
+            _ if self.instance.capabilities.has_network => {
+                *lock(&self.instance.reach) = reach.clone();
+                Ok(())
+            }
+            None => Ok(()),
+            Some(first) => Err(SandboxError::Conflict {
+                action: format!("let it reach `{first}`"),
+                reason: "the sandbox was made without a network".to_owned(),
+            }),
+        }
+    }
+
+    fn reach(&self) -> Reach {
+        lock(&self.instance.reach).clone()
     }
 
     fn anchor(&self) -> Option<String> {

@@ -20,7 +20,7 @@ use super::guarded::Guarded;
 use super::registry::{Entry, Life, Unreachable};
 use super::session::Held;
 use crate::store::{Change, Phase, SandboxRecord, SessionRecord};
-use crate::{CreateOptions, Result, Sandbox, SandboxError, SandboxId, SessionState};
+use crate::{CreateOptions, Reach, Result, Sandbox, SandboxError, SandboxId, SessionState};
 
 /// How long one sandbox may take to be taken over, or its remains to be removed.
 const ADOPT_TIME: Duration = Duration::from_secs(60);
@@ -180,9 +180,12 @@ impl Inner {
                             base: record.base.clone(),
                             ..CreateOptions::default()
                         };
-                        let make = backend.create_sandbox_with(&record.spec, &options);
-                        let made = bounded("making it anew", ADOPT_TIME, make).await;
-                        made.map(|handle| Some(Arc::from(handle)))
+                        let make = async {
+                            let made = backend.create_sandbox_with(&record.spec, &options).await?;
+                            deny_again(record, &*made).await?;
+                            Ok(Some(Arc::from(made)))
+                        };
+                        bounded("making it anew", ADOPT_TIME, make).await
                     }
                     other => other.map(|()| None),
                 }
@@ -320,8 +323,19 @@ fn settled(record: &SandboxRecord, handle: &Arc<dyn Sandbox>) -> Option<SandboxR
         phase: Phase::Running,
         anchor: handle.anchor(),
         base: handle.base(),
+        reach: Reach::default(),
         ..record.clone()
     })
+}
+
+/// Has one that was made anew reach what it did, before anybody has it.
+async fn deny_again(record: &SandboxRecord, made: &dyn Sandbox) -> Result<()> {
+    if record.reach == Reach::default() {
+        return Ok(());
+    }
+    let Err(error) = made.set_reach(&record.reach).await else { return Ok(()) };
+    warn!(sandbox = %record.id, %error, "a sandbox reaches nothing until it is told again what");
+    made.set_reach(&Reach::nothing()).await
 }
 
 /// Finishes a turn that may have been written and not been made.

@@ -17,8 +17,8 @@ use super::sandboxes::Sandboxes;
 use super::session::Held;
 use crate::store::{Change, Phase, SandboxRecord, SessionRecord};
 use crate::{
-    Base, Sandbox, SandboxError, SandboxId, SandboxManagerStats, SandboxSession, SandboxSpec,
-    SessionState, SignedReceipt,
+    Base, Reach, Sandbox, SandboxError, SandboxId, SandboxManagerStats, SandboxSession,
+    SandboxSpec, SessionState, SignedReceipt,
 };
 
 /// How many ended sessions are remembered, so that ending one twice is no error.
@@ -99,6 +99,11 @@ impl Entry {
             created_at: self.created_at,
             base: (*self.base).clone(),
             receipt: self.receipt.as_deref().cloned(),
+            // At all other times it is with the sandbox itself, which is made anew by nobody.
+            reach: match (phase, &self.handle) {
+                (Phase::Restoring, Some(handle)) => handle.reach(),
+                _ => Reach::default(),
+            },
         }
     }
 }

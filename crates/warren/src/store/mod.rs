@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
-use crate::{Base, SandboxId, SandboxSession, SandboxSpec, SignedReceipt};
+use crate::{Base, Reach, SandboxId, SandboxSession, SandboxSpec, SignedReceipt};
 
 pub mod memory;
 pub mod sqlite;
@@ -69,6 +69,9 @@ pub struct SandboxRecord {
     /// What was tried of it since it was made, if anything was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub receipt: Option<SignedReceipt>,
+    /// How much it reaches of what its spec lets it, for whoever makes it anew; written when that is about to happen.
+    #[serde(default)]
+    pub reach: Reach,
 }
 
 /// How far the life of a stored sandbox has come.

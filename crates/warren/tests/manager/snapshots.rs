@@ -239,7 +239,9 @@ fn d1_a_sandbox_that_was_being_restored_is_made_anew_by_the_next_manager() {
     let first = process();
     let session = first.block_on(async {
         let manager = opened(&place.backend, poolless(), &store).await;
-        let (session, sandbox) = acquire(&manager, "a").await;
+        let networked = SandboxSpec { network_enabled: true, ..spec() };
+        let (session, sandbox) = manager.acquire(&networked, &options(), "a").await.unwrap();
+        sandbox.set_reach(&Reach::nothing()).await.unwrap();
         run(&*sandbox, "write saved").await.unwrap();
         let saved = manager.snapshot(&session, &named("s")).await.unwrap();
         run(&*sandbox, "write lost").await.unwrap();
@@ -260,6 +262,9 @@ fn d1_a_sandbox_that_was_being_restored_is_made_anew_by_the_next_manager() {
         let manager = opened(&place.backend, poolless(), &store.reopen()).await;
         let sandbox = manager.get_sandbox(&session.sandbox_id).await.unwrap().unwrap();
         assert_eq!(text(&*sandbox).await, "saved");
+        assert_eq!(sandbox.reach(), Reach::nothing(), "what was denied is denied again");
         assert_eq!(state(&manager, &session.session_id).await, Some(SessionState::Active));
+        sandbox.set_reach(&Reach::default()).await.unwrap();
+        assert_eq!(sandbox.reach(), Reach::default(), "control: what is told is what is said");
     });
 }

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use warren::store::memory::MemoryStore;
 use warren::store::sqlite::SqliteStore;
 use warren::store::{Change, Phase, SandboxRecord, SessionRecord, Store};
-use warren::{Base, SandboxId, SandboxSession, SandboxSpec, SessionState, SessionTimeouts};
+use warren::{Base, Reach, SandboxId, SandboxSession, SandboxSpec, SessionState, SessionTimeouts};
 
 use crate::support::{block_on, db, fast_dir};
 
@@ -64,6 +64,7 @@ fn sandbox() -> impl Strategy<Value = SandboxRecord> {
                 created_at,
                 base,
                 receipt: None,
+                reach: Reach::default(),
             }
         },
     )

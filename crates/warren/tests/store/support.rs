@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use uuid::Uuid;
 use warren::store::sqlite::SqliteStore;
 use warren::store::{Change, Image, Phase, SandboxRecord, SessionRecord, Store, StoreError};
-use warren::{Base, SandboxId, SandboxSession, SandboxSpec};
+use warren::{Base, Reach, SandboxId, SandboxSession, SandboxSpec};
 
 /// Makes a directory in memory, where thousands of stores cost no sync of a disk.
 pub(crate) fn fast_dir() -> TempDir {
@@ -48,6 +48,7 @@ pub(crate) fn sandbox(id: &str, number: u64) -> SandboxRecord {
         created_at: DateTime::UNIX_EPOCH,
         base: Base::default(),
         receipt: None,
+        reach: Reach::default(),
     }
 }
 
