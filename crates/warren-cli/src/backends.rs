@@ -6,10 +6,11 @@ use std::sync::Arc;
 use warren::backend::{
     FakeBackend, HostBackend, HostConfig, LandlockBackend, LinuxBackend, OciBackend, OciRuntime,
 };
+use warren::egress::Egress;
 use warren::layers::Layers;
 use warren::{
-    BackendCapabilities, EgressOptions, Guarantee, IsolationBackend, IsolationLevel,
-    IsolationRequirements, SandboxError,
+    BackendCapabilities, Guarantee, IsolationBackend, IsolationLevel, IsolationRequirements,
+    SandboxError,
 };
 
 use crate::failure::Failure;
@@ -36,7 +37,7 @@ pub(crate) const HINT: &str = "the backends are landlock, linux, oci-crun, oci-r
 pub(crate) fn make(
     name: &str,
     state_dir: Option<&Path>,
-    egress: &EgressOptions,
+    egress: &Arc<Egress>,
 ) -> Result<Arc<dyn IsolationBackend>, Failure> {
     let runtime = OciRuntime::ALL.into_iter().find(|runtime| runtime.name() == name);
     if let Some(runtime) = runtime {

@@ -1,7 +1,10 @@
 //! `warren doctor`.
 
 use serde::Serialize;
-use warren::{Finding, Guarantee, Inspection, IsolationLevel, IsolationRequirements};
+use warren::egress::Egress;
+use warren::{
+    EgressOptions, Finding, Guarantee, Inspection, IsolationLevel, IsolationRequirements,
+};
 
 use crate::args::DoctorArgs;
 use crate::backends;
@@ -64,8 +67,8 @@ impl Backend {
 pub(crate) fn doctor(args: &DoctorArgs) -> Result<u8, Failure> {
     let known = backends::NAMES.into_iter().filter(|name| *name != "fake");
     // Before there is a runtime: some of them start a process.
-    let made: Vec<_> =
-        known.map(|name| (name, backends::make(name, None, &Default::default()))).collect();
+    let egress = Egress::new(EgressOptions::default());
+    let made: Vec<_> = known.map(|name| (name, backends::make(name, None, &egress))).collect();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

@@ -12,6 +12,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::fmt::format::FmtSpan;
+use warren::egress::Egress;
 use warren::receipt::ReceiptKey;
 use warren::store::sqlite::{Retention, SqliteStore};
 use warren::store::{Image, Store};
@@ -65,7 +66,8 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Failure> {
             .with_hint("make one first: warren key create TENANT"));
     }
     // Before any thread: the launcher of sandboxes is forked off here.
-    let make = |name: &String| backends::make(name, Some(&config.state_dir), &config.egress);
+    let egress = Egress::new(config.egress.clone());
+    let make = |name: &String| backends::make(name, Some(&config.state_dir), &egress);
     let made = config.backends.iter().map(make);
     let backends = made.collect::<Result<Vec<_>, _>>()?;
     // After that: a sandbox is to have no more than it had.

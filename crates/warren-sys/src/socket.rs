@@ -4,6 +4,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -73,8 +74,8 @@ pub fn next_length(socket: impl AsFd) -> io::Result<usize> {
 
 /// Receives one message into `buffer`; `None` when the peer is gone.
 ///
-/// A message that does not fit `buffer`, or that carries more than [`MAX_FDS`] descriptors, is an
-/// error: it was not sent by us.
+/// A message that does not fit `buffer` is an error: it was not sent by us. One whose descriptors this process has no room
+/// for is lost, and that is EMFILE; the next may arrive.
 pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -86,14 +87,20 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Option<(usize
             fds.extend(rights);
         }
     }
-    if message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+    if message.flags.contains(ReturnFlags::TRUNC) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "an oversize message"));
+    }
+    // Nobody can send more of them than there is space for here: the kernel takes no more.
+    if message.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(Errno::MFILE.into());
     }
     Ok((message.bytes > 0).then_some((message.bytes, fds)))
 }
 
 #[cfg(test)]
 mod tests {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
     use super::*;
 
     #[test]
@@ -117,6 +124,24 @@ mod tests {
         assert_eq!(fds.len(), MAX_FDS);
         let error = send(&a, b"more", &[a.as_fd(); MAX_FDS + 1]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn a_message_without_room_for_its_descriptors_is_lost_alone_and_said_to_be() {
+        let (a, b) = pair().unwrap();
+        for message in [&b"first"[..], b"next"] {
+            send(&a, message, &[a.as_fd(), a.as_fd()]).unwrap();
+        }
+        let free = a.try_clone().unwrap();
+        let most = u64::try_from(free.as_raw_fd()).unwrap() + 1;
+        drop(free);
+        let had = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(most), ..had }).unwrap();
+        let lost = receive(&b, &mut [0; 8]);
+        setrlimit(Resource::Nofile, had).unwrap();
+        assert_eq!(Errno::from_io_error(&lost.unwrap_err()), Some(Errno::MFILE));
+        let (length, fds) = receive(&b, &mut [0; 8]).unwrap().unwrap();
+        assert_eq!((length, fds.len()), (4, 2));
     }
 
     #[test]

@@ -218,6 +218,28 @@ async fn what_is_another_tenants_is_answered_like_what_does_not_exist() {
 }
 
 #[tokio::test]
+async fn more_rules_than_each_connection_can_be_held_against_are_refused() {
+    let daemon = Daemon::new().await.speak_e2b().await;
+    let key = daemon.keys().create_for_e2b("alice", Quotas::default()).unwrap().0;
+    let (things, _) = furnish(&daemon, &key, "mine").await;
+    let call = async |method: &str, path: &str, body: Value| {
+        ask(&daemon, Some(&key), method, path, body, &[]).await
+    };
+    let path = format!("/sandboxes/{}/network", things.sandbox);
+    for (deny, allow, wanted) in
+        [(1_024, 0, 204), (1_025, 0, 400), (1, 1_024, 400), (20_000, 0, 400), (0, 20_000, 400)]
+    {
+        let rules = json!({ "denyOut": vec!["8.8.8.8"; deny], "allowOut": vec!["a.b"; allow] });
+        let changed = call("PUT", &path, rules.clone()).await;
+        assert_eq!(changed.status, wanted, "{deny} {allow}: {changed:?}");
+        let body = json!({ "templateID": "base", "network": rules });
+        let made = call("POST", "/v2/sandboxes", body).await;
+        let wanted = if wanted == 204 { 201 } else { wanted };
+        assert_eq!(made.status, wanted, "{deny} {allow}: {made:?}");
+    }
+}
+
+#[tokio::test]
 async fn names_of_templates_tell_nothing_of_others() {
     let daemon = Daemon::new().await.speak_e2b().await;
     let alice = daemon.keys().create_for_e2b("alice", Quotas::default()).unwrap().0;

@@ -18,6 +18,10 @@ pub struct Reach {
 }
 
 impl Reach {
+    /// How many entries both lists may have together: each connection, and each request on it, is held against all of
+    /// them.
+    pub const MAX_ENTRIES: usize = 1_024;
+
     /// Returns that nothing is reached.
     pub fn nothing() -> Self {
         Self { deny: Destination::EVERY_ADDRESS.into(), allow: Vec::new() }
@@ -31,11 +35,6 @@ impl Reach {
         all_of(&self.deny) && !all_of(&self.allow)
     }
 
-    /// Decides about a canonical name, wherever it leads.
-    pub(crate) fn lets_name(&self, name: &str, port: u16) -> bool {
-        !self.is_closed() || self.names(name, port)
-    }
-
     /// Decides about an address, and the canonical name that led there, if one did.
     pub(crate) fn lets_address(&self, name: Option<&str>, address: IpAddr, port: u16) -> bool {
         let address = address.to_canonical();
@@ -43,7 +42,8 @@ impl Reach {
         name.is_some_and(|name| self.names(name, port)) || is(&self.allow) || !is(&self.deny)
     }
 
-    fn names(&self, name: &str, port: u16) -> bool {
+    /// Reports whether a canonical name is among what is allowed.
+    pub(crate) fn names(&self, name: &str, port: u16) -> bool {
         self.allow.iter().any(|one| one.is_name(name, port))
     }
 
@@ -66,7 +66,7 @@ mod tests {
     fn what_is_allowed_outranks_what_is_denied() {
         let all = &["0.0.0.0/0", "::/0"];
         let lets = |reach: &Reach, name: Option<&str>, address: &str| {
-            let named = |name| reach.lets_name(name, 443);
+            let named = |name| !reach.is_closed() || reach.names(name, 443);
             name.is_none_or(named) && reach.lets_address(name, address.parse().unwrap(), 443)
         };
         for (deny, allow, name, address, expected) in [

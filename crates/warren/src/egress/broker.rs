@@ -5,9 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::net::sockopt;
 use rustix::net::{AddressFamily, SocketType, ipproto};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -21,9 +22,9 @@ use warren_init::protocol::{Outward, Request, Toward};
 use warren_sys::net::{self, Lead};
 
 use super::guard::{Flow, Guard, Refusal};
-use super::{Policy, Verdict};
+use super::{Policy, Rules, Verdict};
+use crate::PortStream;
 use crate::backend::linux::channel::Channel;
-use crate::{PortStream, Reach};
 
 /// How long a name may take to be looked up, and a destination to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -74,7 +75,7 @@ async fn serve(line: Arc<Channel>, policy: Arc<Policy>) {
         let (outward, fds) = match line.receive::<Outward>().await {
             Ok(Some(handed)) => handed,
             // Its descriptor did not arrive, for want of room for one here: that connection is lost, and no other.
-            Err(error) if error.kind() == io::ErrorKind::InvalidData && is_short() => continue,
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::MFILE) => continue,
             // Whoever sends nonsense is heard no more.
             Ok(None) | Err(_) => break,
         };
@@ -82,7 +83,7 @@ async fn serve(line: Arc<Channel>, policy: Arc<Policy>) {
         // Only now: who connects to nothing takes no place from others.
         let shared = match reserved.clone().try_acquire_owned() {
             Ok(reserved) => reserved,
-            Err(_) => match policy.egress.places.clone().acquire_owned().await {
+            Err(_) => match policy.egress.places().clone().acquire_owned().await {
                 Ok(shared) => shared,
                 Err(_) => return,
             },
@@ -96,11 +97,6 @@ async fn serve(line: Arc<Channel>, policy: Arc<Policy>) {
     }
     // Init is gone, or has another broker; what stands may go on.
     while connections.join_next().await.is_some() {}
-}
-
-/// Reports whether this process can have no descriptor more just now.
-fn is_short() -> bool {
-    net::own_namespace().is_err()
 }
 
 /// How fast connections are made: [`BURST`] at once, and then one for each [`PACE`].
@@ -194,7 +190,7 @@ struct Standing<'a> {
 
 impl Standing<'_> {
     /// Waits until it may stand no more.
-    async fn lapses(&self, policy: &Policy, mut changes: watch::Receiver<Reach>) {
+    async fn lapses(&self, policy: &Policy, mut changes: watch::Receiver<Rules>) {
         // The policy outlives us, and so somebody who could change it.
         while changes.changed().await.is_ok() {
             if !self.may_stand(policy) {
@@ -221,8 +217,11 @@ impl Standing<'_> {
     }
 }
 
-/// Takes a socket that came out of a sandbox, if it is of a network that is not ours.
+/// Takes a socket that came out of a sandbox, if it is of a network that is not ours. Whoever is at the other end of one
+/// that is not taken hears so.
 fn taken(socket: OwnedFd) -> io::Result<PortStream> {
+    // Until it is: on whatever way it is dropped, that is no orderly end.
+    sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
     let nonsense = || io::Error::new(io::ErrorKind::InvalidData, "no connection of a sandbox");
     let family = sockopt::socket_domain(&socket)?;
     let is_tcp = [AddressFamily::INET, AddressFamily::INET6].contains(&family)
@@ -340,8 +339,7 @@ async fn relay(
 ) -> Result<(), Failed> {
     let (mut from_inside, mut to_inside) = tokio::io::split(inside);
     let (mut from_outside, mut to_outside) = outside.split();
-    let moved = AtomicU64::new(0);
-    let count = |length: usize| moved.fetch_add(length as u64, Ordering::Relaxed);
+    let progress = Progress::default();
     let up = async {
         let mut guard = guarded.then(|| Guard::new(|name: &str| policy.allows_name(name, port)));
         let refused = |Refusal { name, http, .. }: Refusal| {
@@ -352,7 +350,7 @@ async fn relay(
         let (mut piece, mut out) = (vec![0; PIECE], Vec::new());
         loop {
             let length = from_inside.read(&mut piece).await?;
-            count(length);
+            progress.note();
             out.clear();
             match &mut guard {
                 Some(watching) if length > 0 => {
@@ -370,6 +368,7 @@ async fn relay(
                 }
                 None => to_outside.write_all(&piece[..length]).await?,
             }
+            progress.note();
             if length == 0 {
                 to_outside.shutdown().await?;
                 return Ok::<_, Failed>(());
@@ -380,18 +379,37 @@ async fn relay(
         let mut piece = vec![0; PIECE];
         loop {
             let length = from_outside.read(&mut piece).await?;
-            count(length);
+            progress.note();
             if length == 0 {
                 to_inside.shutdown().await?;
                 return Ok::<_, Failed>(());
             }
+            // For as long as the sandbox likes: it is its own place, and the server has said what it was asked for.
+            progress.waits_inside.store(true, Ordering::Relaxed);
             to_inside.write_all(&piece[..length]).await?;
+            progress.waits_inside.store(false, Ordering::Relaxed);
+            progress.note();
         }
     };
     let (mut up, mut down) = (pin!(up), pin!(down));
     tokio::select! {
-        all = &mut up => { all?; finish(down, &moved).await }
-        all = &mut down => { all?; finish(up, &moved).await }
+        all = &mut up => { all?; finish(down, &progress).await }
+        all = &mut down => { all?; finish(up, &progress).await }
+    }
+}
+
+/// How far a connection has come.
+#[derive(Debug, Default)]
+struct Progress {
+    /// How often anything was read or passed on.
+    steps: AtomicU64,
+    /// Whether there is something that the sandbox does not read.
+    waits_inside: AtomicBool,
+}
+
+impl Progress {
+    fn note(&self) {
+        self.steps.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -399,13 +417,14 @@ async fn relay(
 /// place for ever.
 async fn finish(
     mut rest: Pin<&mut impl Future<Output = Result<(), Failed>>>,
-    moved: &AtomicU64,
+    progress: &Progress,
 ) -> Result<(), Failed> {
     loop {
-        let before = moved.load(Ordering::Relaxed);
+        let before = progress.steps.load(Ordering::Relaxed);
         match tokio::time::timeout(HALF, &mut rest).await {
             Ok(all) => return all,
-            Err(_) if moved.load(Ordering::Relaxed) == before => {
+            Err(_) if progress.waits_inside.load(Ordering::Relaxed) => {}
+            Err(_) if progress.steps.load(Ordering::Relaxed) == before => {
                 return Err(io::Error::from(io::ErrorKind::TimedOut).into());
             }
             Err(_) => {}
@@ -415,7 +434,14 @@ async fn finish(
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd as _;
+
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    use tokio::net::TcpListener;
+
     use super::*;
+    use crate::EgressOptions;
+    use crate::egress::Egress;
 
     #[test]
     fn connections_are_made_in_a_burst_and_then_at_a_pace() {
@@ -433,10 +459,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn who_is_silent_when_the_other_has_said_all_is_not_waited_for() {
-        let moved = AtomicU64::new(0);
+        let progress = Progress::default();
         let began = Instant::now();
         let silent = pin!(std::future::pending());
-        let ended = finish(silent, &moved).await;
+        let ended = finish(silent, &progress).await;
         assert!(
             matches!(ended, Err(Failed::Broken(error)) if error.kind() == io::ErrorKind::TimedOut)
         );
@@ -444,10 +470,77 @@ mod tests {
         let talks = pin!(async {
             for _ in 0..10 {
                 tokio::time::sleep(HALF / 2).await;
-                moved.fetch_add(1, Ordering::Relaxed);
+                progress.note();
             }
             Ok(())
         });
-        assert!(finish(talks, &moved).await.is_ok(), "control: one that goes on is");
+        assert!(finish(talks, &progress).await.is_ok(), "control: one that goes on is");
+    }
+
+    fn nothing() -> Arc<Policy> {
+        Policy::left(&crate::SandboxSpec::default(), false, &Egress::new(EgressOptions::default()))
+    }
+
+    /// Two ends of a connection over the loopback.
+    async fn connected() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        (near, listener.accept().await.unwrap().0)
+    }
+
+    #[tokio::test]
+    async fn a_sandbox_may_take_its_time_to_read_what_was_said_when_it_has_said_all_itself() {
+        const LENGTH: usize = 32 << 20;
+        let ((mut command, inside), (outside, mut server)) = (connected().await, connected().await);
+        let policy = nothing();
+        let relayed = async {
+            let mut inside = PortStream::new(inside);
+            relay(&policy, &mut inside, outside, 80, false).await
+        };
+        let serves = async {
+            server.read_to_end(&mut Vec::new()).await.unwrap();
+            let said = server.write_all(&vec![7; LENGTH]).await;
+            said.and(server.shutdown().await)
+        };
+        let commands = async {
+            command.shutdown().await.unwrap();
+            // Until there is room nowhere any more.
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            tokio::time::pause();
+            tokio::time::sleep(3 * HALF).await;
+            tokio::time::resume();
+            let mut heard = Vec::new();
+            command.read_to_end(&mut heard).await.map(|_| heard.len())
+        };
+        let (relayed, served, heard) = tokio::join!(relayed, serves, commands);
+        assert!(relayed.is_ok() && served.is_ok(), "{relayed:?}, {served:?}");
+        assert_eq!(heard.unwrap(), LENGTH);
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_there_is_no_descriptor_for_is_lost_and_the_next_is_not() {
+        let (line, theirs) = Channel::pair().unwrap();
+        let mut broker = JoinSet::new();
+        broker.spawn(serve(Arc::new(line), nothing()));
+        let outward = Outward { to: Toward::Address("1.1.1.1".parse().unwrap()), port: 80 };
+        let ((_near, first), (mut second, handed)) = (connected().await, connected().await);
+        // There is room for one more, and two come: so it is only then, and not when somebody looks.
+        let had = getrlimit(Resource::Nofile);
+        let free = first.as_fd().try_clone_to_owned().unwrap();
+        let most = u64::try_from(free.as_raw_fd()).unwrap() + 1;
+        drop(free);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(most), ..had }).unwrap();
+        let both = [first.as_fd(), first.as_fd()];
+        warren_init::protocol::send(&theirs, &outward, &both).unwrap();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        setrlimit(Resource::Nofile, had).unwrap();
+        assert!(broker.try_join_next().is_none(), "the broker goes on");
+        warren_init::protocol::send(&theirs, &outward, &[handed.as_fd()]).unwrap();
+        drop(handed);
+        let heard = tokio::time::timeout(PATIENCE, second.read(&mut [0])).await.unwrap();
+        // It is of our own network, and not taken: which is heard, and no orderly end.
+        assert_eq!(heard.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+        drop(theirs);
+        broker.join_next().await.unwrap().unwrap();
     }
 }

@@ -16,8 +16,9 @@ mod resolve;
 use std::io;
 use std::net::IpAddr;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use rustix::process::{Resource, getrlimit};
 use tokio::sync::{Semaphore, watch};
 use warren_init::domain;
 use warren_init::plan::{self, Range};
@@ -29,12 +30,14 @@ use crate::contract::{has, width};
 use crate::profile::Profile;
 use crate::{Destination, DestinationHost, Reach, Result, SandboxError, SandboxSpec};
 
-/// How many connections all sandboxes of one backend may have together.
+/// How many connections all sandboxes may have together, and what part of the descriptors that we may have: each has two.
 const MAX_CONNECTIONS: usize = 4096;
-/// How many names may be looked up at once: for all sandboxes of one backend, each by a thread that cannot be stopped,
-/// and for each of them.
+const CONNECTIONS_SHARE: u64 = 4;
+/// How many names may be looked up at once: for all sandboxes, each by a thread that cannot be stopped, and for each of
+/// them. Some of these take no place from others: whoever asks what nobody answers holds up itself alone.
 const MAX_LOOKUPS: usize = 256;
 const LOOKUPS_EACH: usize = 8;
+const LOOKUPS_RESERVED: usize = 1;
 
 /// What whoever runs Warren says about what sandboxes may reach.
 #[derive(Debug, Clone)]
@@ -94,19 +97,40 @@ impl FromStr for EgressHost {
     }
 }
 
-/// What all sandboxes of a backend go by.
+/// What all sandboxes go by that reach anything, of one backend or of several, and what they have together.
 #[derive(Debug)]
-pub(crate) struct Egress {
+pub struct Egress {
     options: EgressOptions,
-    /// One for each connection that there may be.
-    places: Arc<Semaphore>,
+    /// One for each connection that there may be; counted when the first is made.
+    places: OnceLock<Arc<Semaphore>>,
     lookups: Arc<Semaphore>,
 }
 
 impl Egress {
-    pub(crate) fn new(options: EgressOptions) -> Arc<Self> {
-        let room = |places| Arc::new(Semaphore::new(places));
-        Arc::new(Self { options, places: room(MAX_CONNECTIONS), lookups: room(MAX_LOOKUPS) })
+    /// Returns one in which there is nobody yet.
+    #[must_use]
+    pub fn new(options: EgressOptions) -> Arc<Self> {
+        let lookups = Arc::new(Semaphore::new(MAX_LOOKUPS));
+        Arc::new(Self { options, places: OnceLock::new(), lookups })
+    }
+
+    /// Returns the places of connections. Not counted before there is one: a daemon has its descriptors only once it has
+    /// its backends.
+    fn places(&self) -> &Arc<Semaphore> {
+        let limit = || getrlimit(Resource::Nofile).current;
+        self.places.get_or_init(|| Arc::new(Semaphore::new(room_for_connections(limit()))))
+    }
+}
+
+/// Says how many connections there may be with so many descriptors.
+fn room_for_connections(descriptors: Option<u64>) -> usize {
+    let share = descriptors.map(|all| usize::try_from(all / CONNECTIONS_SHARE));
+    share.and_then(Result::ok).unwrap_or(MAX_CONNECTIONS).clamp(1, MAX_CONNECTIONS)
+}
+
+impl From<EgressOptions> for Arc<Egress> {
+    fn from(options: EgressOptions) -> Self {
+        Egress::new(options)
     }
 }
 
@@ -118,8 +142,23 @@ pub(crate) struct Policy {
     /// Whether everything public is.
     everything: bool,
     /// How much of that at the moment.
-    reach: watch::Sender<Reach>,
+    reach: watch::Sender<Rules>,
     lookups: Arc<Semaphore>,
+    /// Of these, those that take no place from others.
+    reserved: Arc<Semaphore>,
+}
+
+/// How much is reached, with what is read off it once: each request of a command is held against it.
+#[derive(Debug, Default)]
+pub(crate) struct Rules {
+    reach: Reach,
+    is_closed: bool,
+}
+
+impl From<Reach> for Rules {
+    fn from(reach: Reach) -> Self {
+        Self { is_closed: reach.is_closed(), reach }
+    }
 }
 
 /// Why something is not reached.
@@ -169,13 +208,41 @@ impl Policy {
             egress.check(&field, &destination)?;
             allowed.push(destination);
         }
-        let (everything, reach) = (allowed.is_empty(), watch::Sender::default());
-        let lookups = Arc::new(Semaphore::new(LOOKUPS_EACH));
-        Ok(Some(Arc::new(Self { egress: egress.clone(), allowed, everything, reach, lookups })))
+        let everything = allowed.is_empty();
+        Ok(Some(Self::new(egress, allowed, everything)))
+    }
+
+    /// Reads what of a spec is left to a sandbox that there is already: whoever runs Warren may let less be reached than
+    /// before. `any` tells whether there is a network for it at all.
+    pub(crate) fn left(spec: &SandboxSpec, any: bool, egress: &Arc<Egress>) -> Arc<Self> {
+        let any = any && egress.options.enabled;
+        let asked = spec.allowed_network.iter().filter(|_| any);
+        let parsed = asked.filter_map(|text| text.parse::<Destination>().ok());
+        let allowed = parsed.filter(|one| egress.check("allowed_network", one).is_ok()).collect();
+        // Not because nothing of a list is left.
+        let everything = any && spec.allowed_network.is_empty();
+        Self::new(egress, allowed, everything)
+    }
+
+    fn new(egress: &Arc<Egress>, allowed: Vec<Destination>, everything: bool) -> Arc<Self> {
+        let room = |places| Arc::new(Semaphore::new(places));
+        let (lookups, reserved) = (room(LOOKUPS_EACH), room(LOOKUPS_RESERVED));
+        let (egress, reach) = (egress.clone(), watch::Sender::default());
+        Arc::new(Self { egress, allowed, everything, reach, lookups, reserved })
+    }
+
+    /// Reports whether it lets this be reached, as somebody wrote it.
+    pub(crate) fn has(&self, text: &str) -> bool {
+        text.parse().is_ok_and(|destination| self.allowed.contains(&destination))
     }
 
     /// Refuses what no sandbox could be let reach, or denied.
     pub(crate) fn check(&self, reach: &Reach) -> Result<()> {
+        let (count, most) = (reach.deny.len() + reach.allow.len(), Reach::MAX_ENTRIES);
+        if count > most {
+            let (reason, hint) = (format!("there are {count} entries"), format!("at most {most}"));
+            return Err(SandboxError::invalid("deny and allow", reason, hint));
+        }
         if let Some(name) = reach.denied_name() {
             let hint = "deny everything, 0.0.0.0/0 and ::/0, and allow the rest";
             return Err(SandboxError::invalid("deny", format!("`{name}` is no network"), hint));
@@ -186,12 +253,12 @@ impl Policy {
 
     /// Has this much of it be reached from now on.
     pub(crate) fn set_reach(&self, reach: Reach) {
-        self.reach.send_replace(reach);
+        self.reach.send_replace(reach.into());
     }
 
     /// Returns how much of it is reached.
     pub(crate) fn reach(&self) -> Reach {
-        self.reach.borrow().clone()
+        self.reach.borrow().reach.clone()
     }
 
     /// Says what init takes on for it.
@@ -221,14 +288,15 @@ impl Policy {
     /// Decides about the host of a canonical name, wherever that leads.
     pub(crate) fn allows_name(&self, name: &str, port: u16) -> bool {
         let allowed = || self.allowed.iter().any(|allowed| allowed.is_name(name, port));
-        (self.everything || allowed()) && self.reach.borrow().lets_name(name, port)
+        let rules = self.reach.borrow();
+        (self.everything || allowed()) && (!rules.is_closed || rules.reach.names(name, port))
     }
 
     /// Decides about one address that an allowed name leads to.
     pub(crate) fn judge_lead(&self, name: &str, address: IpAddr, port: u16) -> Verdict {
-        let (address, reach) = (address.to_canonical(), self.reach.borrow());
-        match reach.lets_address(Some(name), address, port) {
-            true if self.may_dial(&reach, Some(name), address, port) => Verdict::Allowed,
+        let (address, rules) = (address.to_canonical(), self.reach.borrow());
+        match rules.reach.lets_address(Some(name), address, port) {
+            true if self.may_dial(&rules.reach, Some(name), address, port) => Verdict::Allowed,
             true => Verdict::NotPublic,
             false => Verdict::NotAllowed,
         }
@@ -236,10 +304,10 @@ impl Policy {
 
     /// Decides about an address that was asked for as such.
     pub(crate) fn judge_address(&self, address: IpAddr, port: u16) -> Verdict {
-        let (address, reach) = (address.to_canonical(), self.reach.borrow());
+        let (address, rules) = (address.to_canonical(), self.reach.borrow());
         let allowed = || self.allowed.iter().any(|allowed| allowed.is_address(address, port));
-        match reach.lets_address(None, address, port) && (self.everything || allowed()) {
-            true if self.may_dial(&reach, None, address, port) => Verdict::Allowed,
+        match rules.reach.lets_address(None, address, port) && (self.everything || allowed()) {
+            true if self.may_dial(&rules.reach, None, address, port) => Verdict::Allowed,
             true => Verdict::NotPublic,
             false => Verdict::NotAllowed,
         }
@@ -270,13 +338,18 @@ impl Policy {
     async fn look_up(&self, name: &str) -> io::Result<Vec<IpAddr>> {
         let closed = |_| io::Error::from(io::ErrorKind::NotConnected);
         let own = self.lookups.clone().acquire_owned().await.map_err(closed)?;
-        let shared = self.egress.lookups.clone().acquire_owned().await.map_err(closed)?;
-        self.egress.options.resolver.resolve(name, Busy::new(own, shared)).await
+        let place = tokio::select! {
+            biased;
+            reserved = self.reserved.clone().acquire_owned() => reserved,
+            shared = self.egress.lookups.clone().acquire_owned() => shared,
+        };
+        let busy = Busy::new(own, place.map_err(closed)?);
+        self.egress.options.resolver.resolve(name, busy).await
     }
 
     /// Reports whether what is said has to be looked at: where every name may be reached, it does not matter which is.
     fn is_guarded(&self) -> bool {
-        !self.everything || self.reach.borrow().is_closed()
+        !self.everything || self.reach.borrow().is_closed
     }
 }
 
@@ -443,5 +516,119 @@ mod tests {
         assert!(!policy.allows_name("evil.example", 443));
         assert_eq!(policy.judge_address("1.1.1.1".parse().unwrap(), 22), Verdict::Allowed);
         assert_eq!(policy.judge_address("1.1.1.2".parse().unwrap(), 22), Verdict::NotAllowed);
+    }
+
+    #[test]
+    fn no_more_rules_are_taken_than_can_be_gone_through_for_each_request() {
+        let policy = policy(&[], EgressOptions::default()).unwrap();
+        let name = || "a.example".parse().unwrap();
+        let deny = Destination::EVERY_ADDRESS.to_vec();
+        let mut reach = Reach { deny, allow: vec![name(); Reach::MAX_ENTRIES - 2] };
+        assert!(policy.check(&reach).is_ok(), "control");
+        reach.allow.push(name());
+        let error = policy.check(&reach).unwrap_err();
+        assert_eq!(error.code(), "invalid_spec", "{error}");
+    }
+
+    #[test]
+    fn what_is_denied_is_known_at_once_of_all_rules_that_are_set() {
+        let policy = policy(&[], EgressOptions::default()).unwrap();
+        let closed = |policy: &Policy| policy.reach.borrow().is_closed;
+        assert!(!closed(&policy) && policy.allows_name("a.example", 80) && !policy.is_guarded());
+        policy.set_reach(Reach { allow: vec!["b.example".parse().unwrap()], ..Reach::nothing() });
+        assert!(closed(&policy) && !policy.allows_name("a.example", 80) && policy.is_guarded());
+        assert!(policy.allows_name("b.example", 80));
+        policy.set_reach(Reach::default());
+        assert!(!closed(&policy) && policy.allows_name("a.example", 80));
+    }
+
+    #[test]
+    fn what_one_that_is_there_may_not_reach_any_more_is_dropped_and_the_rest_stays() {
+        let asked = |allowed: &[&str]| SandboxSpec {
+            network_enabled: allowed.is_empty(),
+            allowed_network: allowed.iter().map(|text| (*text).to_owned()).collect(),
+            ..SandboxSpec::default()
+        };
+        let egress = Egress::new(EgressOptions::default());
+        let of = |texts: &[&str], any| Policy::left(&asked(texts), any, &egress);
+        let (private, public) = ("10.1.2.3".parse().unwrap(), "1.1.1.1".parse().unwrap());
+        let some = of(&["10.1.0.0/16", "pypi.org", "1.1.1.1", "no such thing"], true);
+        assert!(some.allows_name("pypi.org", 443) && some.has("pypi.org"));
+        assert_eq!(some.judge_address(public, 80), Verdict::Allowed);
+        assert_eq!(some.judge_address(private, 80), Verdict::NotAllowed);
+        assert!(!some.has("10.1.0.0/16") && !some.has("no such thing"));
+        let plan = some.plan();
+        assert_eq!((plan.names, plan.ranges.len()), (vec!["pypi.org".to_owned()], 1));
+        // Nothing is left of a list, which is not the same as no list.
+        let off = Egress::new(EgressOptions { enabled: false, ..EgressOptions::default() });
+        for none in [
+            of(&["10.1.0.0/16"], true),
+            of(&["pypi.org"], false),
+            of(&[], false),
+            Policy::left(&asked(&[]), true, &off),
+            Policy::left(&asked(&["pypi.org"]), true, &off),
+        ] {
+            assert!(!none.allows_name("pypi.org", 443) && none.plan().is_empty(), "{none:?}");
+            assert_eq!(none.judge_address(public, 80), Verdict::NotAllowed, "{none:?}");
+        }
+        let all = of(&[], true);
+        assert!(all.allows_name("pypi.org", 443), "control: everything is still everything");
+    }
+
+    #[test]
+    fn connections_leave_descriptors_for_everything_else() {
+        for (descriptors, room) in [
+            (Some(4096), 1024),
+            (Some(1024), 256),
+            (Some(1 << 20), MAX_CONNECTIONS),
+            (Some(u64::MAX), MAX_CONNECTIONS),
+            (Some(3), 1),
+            (None, MAX_CONNECTIONS),
+        ] {
+            assert_eq!(room_for_connections(descriptors), room, "{descriptors:?}");
+        }
+    }
+
+    /// Never answers for some names, as a thread does not that nobody can stop.
+    #[derive(Debug, Default)]
+    struct Deaf {
+        waiting: std::sync::Mutex<Vec<Busy>>,
+    }
+
+    #[async_trait::async_trait]
+    impl Resolve for Deaf {
+        async fn resolve(&self, name: &str, busy: Busy) -> io::Result<Vec<IpAddr>> {
+            if name != "good.example" {
+                self.waiting.lock().unwrap().push(busy);
+                std::future::pending::<()>().await;
+            }
+            Ok(vec!["1.1.1.1".parse().unwrap()])
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn n11_names_that_nobody_answers_for_take_the_last_place_of_no_other_sandbox() {
+        let resolver = Arc::new(Deaf::default());
+        let options = EgressOptions { resolver: resolver.clone(), ..EgressOptions::default() };
+        let egress = Egress::new(options);
+        let spec = SandboxSpec::default();
+        let sandbox = || Policy::left(&spec, false, &egress);
+        let waiting = || resolver.waiting.lock().unwrap().len();
+        // Each has the one place of its own besides.
+        let hostile: Vec<_> =
+            (0..MAX_LOOKUPS / (LOOKUPS_EACH - LOOKUPS_RESERVED) + 1).map(|_| sandbox()).collect();
+        let mut asked = tokio::task::JoinSet::new();
+        for policy in hostile.iter().cycle().take(hostile.len() * 2 * LOOKUPS_EACH) {
+            let policy = Arc::clone(policy);
+            asked.spawn(async move { policy.look_up("deaf.example").await });
+        }
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        assert_eq!(waiting(), MAX_LOOKUPS + hostile.len(), "control: all places are taken");
+        let honest = sandbox();
+        let patience = std::time::Duration::from_secs(10);
+        let all = (0..20).map(|_| honest.look_up("good.example"));
+        let found = tokio::time::timeout(patience, futures_util::future::join_all(all)).await;
+        assert!(found.expect("they are looked up").iter().all(Result::is_ok));
+        assert_eq!(waiting(), MAX_LOOKUPS + hostile.len(), "and nobody made room for that");
     }
 }

@@ -65,6 +65,13 @@ impl Network {
             text.parse::<Destination>().map_err(bad)
         };
         let is_name = |one: &Destination| matches!(one.host, DestinationHost::Name(_));
+        let most = Reach::MAX_ENTRIES;
+        let bounded = |count: usize| match count > most {
+            true => Err(format!("too many entries: allowOut and denyOut may have {most} together")),
+            false => Ok(()),
+        };
+        let count = |list: &Option<Vec<String>>| list.as_ref().map_or(0, Vec::len);
+        bounded(count(&self.deny_out) + count(&self.allow_out))?;
         let mut reach = Reach::default();
         for text in self.deny_out.iter().flatten() {
             let what = "an IP address or a CIDR";
@@ -87,6 +94,7 @@ impl Network {
                 list.push(v6.clone());
             }
         }
+        bounded(reach.deny.len() + reach.allow.len())?;
         if reach.allow.iter().any(is_name) && !reach.deny.contains(&v4) {
             return Err("when specifying allowed domains, you must include 'ALL_TRAFFIC' \
                         (0.0.0.0/0) in deny out to block all other traffic"
@@ -309,6 +317,26 @@ mod tests {
         assert!(why(&["http://a"], &["0.0.0.0/0"]).contains("invalid allowed entry"));
         assert_eq!(reach(&["*.example.org"], &["0.0.0.0/0"]).allow.len(), 1);
         assert_eq!(reach(&["0.0.0.0/0"], &["0.0.0.0/0"]).allow, Destination::EVERY_ADDRESS);
+    }
+
+    #[test]
+    fn there_are_no_more_rules_than_can_be_gone_through_for_each_connection() {
+        let network = |allow: usize, deny: usize| Network {
+            allow_out: Some(vec!["1.1.1.1".to_owned(); allow]),
+            deny_out: Some(vec!["0.0.0.0/0".to_owned(); deny]),
+            ..Network::default()
+        };
+        // All traffic is of IPv6 as well, which is one more.
+        for (allow, deny) in [(Reach::MAX_ENTRIES, 0), (Reach::MAX_ENTRIES - 2, 1)] {
+            let reach = network(allow, deny).reach(None).unwrap();
+            assert_eq!(reach.allow.len() + reach.deny.len(), Reach::MAX_ENTRIES, "control");
+        }
+        for (allow, deny) in
+            [(Reach::MAX_ENTRIES + 1, 0), (Reach::MAX_ENTRIES - 1, 1), (0, 170_000), (170_000, 0)]
+        {
+            let why = network(allow, deny).reach(None).unwrap_err();
+            assert!(why.contains("too many entries"), "{allow} {deny}: {why}");
+        }
     }
 
     #[test]

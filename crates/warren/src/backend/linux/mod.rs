@@ -234,11 +234,12 @@ impl LinuxBackend {
         self
     }
 
-    /// Goes by this in what sandboxes may reach. To be called before there are any.
+    /// Goes by this in what sandboxes may reach: options, or what another backend goes by as well, so that the bounds on
+    /// all sandboxes are those of both together. To be called before there are any.
     #[must_use]
-    pub fn reaching(mut self, options: EgressOptions) -> Self {
+    pub fn reaching(mut self, egress: impl Into<Arc<Egress>>) -> Self {
         if let Some(inner) = Arc::get_mut(&mut self.inner) {
-            inner.egress = Egress::new(options);
+            inner.egress = egress.into();
         }
         self
     }

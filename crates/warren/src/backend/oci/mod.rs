@@ -23,7 +23,7 @@ use async_trait::async_trait;
 
 use super::linux::HostReport;
 use super::{LinuxBackend, LinuxSandbox};
-use crate::egress::EgressOptions;
+use crate::egress::Egress;
 use crate::layers::Layers;
 use crate::{
     BackendCapabilities, BackendHealth, CreateOptions, Inspection, IsolationBackend,
@@ -117,10 +117,10 @@ impl OciBackend {
         self.inner.create(spec, options).await
     }
 
-    /// Goes by this in what sandboxes may reach. To be called before there are any.
+    /// Goes by this in what sandboxes may reach, as [`LinuxBackend::reaching`] does. To be called before there are any.
     #[must_use]
-    pub fn reaching(self, options: EgressOptions) -> Self {
-        Self { inner: self.inner.reaching(options), ..self }
+    pub fn reaching(self, egress: impl Into<Arc<Egress>>) -> Self {
+        Self { inner: self.inner.reaching(egress), ..self }
     }
 
     /// Returns what makes its sandboxes: with it one can be made for one command.
