@@ -109,6 +109,13 @@ pub struct Egress {
     pub closed: Vec<Range>,
 }
 
+impl Egress {
+    /// Reports whether there is nothing to connect to.
+    pub fn is_empty(&self) -> bool {
+        self.names.is_empty() && self.ranges.is_empty()
+    }
+}
+
 /// All addresses that begin with the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Range {

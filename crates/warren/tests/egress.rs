@@ -143,6 +143,13 @@ async fn made(backend: &LinuxBackend, allowed: &[&str]) -> LinuxSandbox {
     backend.create(&allowing(allowed), &CreateOptions::default()).await.unwrap()
 }
 
+fn reach(deny: &[&str], allow: &[&str]) -> Reach {
+    let list = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
+    Reach { deny: list(deny), allow: list(allow) }
+}
+
+const ALL: &[&str] = &["0.0.0.0/0", "::/0"];
+
 /// What every script of these begins with: each says in one word what became of it.
 const PRELUDE: &str = r#"
 import socket, ssl, struct, sys, time
@@ -283,13 +290,6 @@ mod reached {
             sandbox.destroy().await.unwrap();
         }
     }
-
-    fn reach(deny: &[&str], allow: &[&str]) -> Reach {
-        let list = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
-        Reach { deny: list(deny), allow: list(allow) }
-    }
-
-    const ALL: &[&str] = &["0.0.0.0/0", "::/0"];
 
     #[tokio::test(flavor = "multi_thread")]
     async fn how_much_is_reached_can_be_changed_at_any_time() {
@@ -764,7 +764,12 @@ async fn what_connects_while_nobody_is_there_is_served_by_the_next() {
     drop((again, denied));
     let unread = begin();
     let again = unread.adopt(&id, &spec, &anchor).await.unwrap().expect("it lives");
-    assert!(!again.capabilities().has_network, "what cannot be read allows nothing");
+    assert_eq!(again.reach(), Reach::nothing(), "what cannot be read allows nothing");
+    assert_eq!(python(&*again, &once).await, ["ConnectionResetError"]);
+    // And whoever is told anew knows it again.
+    again.set_reach(&Reach::default()).await.unwrap();
+    assert_eq!(python(&*again, &once).await, ["hello"], "control");
+    again.set_reach(&Reach::nothing()).await.unwrap();
     drop((again, unread));
     // One that may give nobody a network any more gives it to nobody, and ends nothing for that.
     let off = EgressOptions { enabled: false, ..options(names.clone()) };
@@ -772,13 +777,71 @@ async fn what_connects_while_nobody_is_there_is_served_by_the_next() {
     let again = third.adopt(&id, &spec, &anchor).await.unwrap().expect("it lives");
     assert!(!again.capabilities().has_network);
     let before = good.total();
-    let wait = format!(
-        "s = socket.create_connection(('good.test', {port}), 2)\n\
-         try: print(s.recv(1))\n\
-         except OSError as e: print(word(e))"
+    let refused = vec!["ConnectionResetError".to_owned()];
+    assert_eq!((python(&*again, &once).await, good.total()), (refused, before));
+    // What is denied meanwhile is denied when there is a network again.
+    again.set_reach(&reach(&["127.0.0.2"], &[])).await.unwrap();
+    drop((again, third));
+    let last = begin();
+    let again = last.adopt(&id, &spec, &anchor).await.unwrap().expect("it lives");
+    assert_eq!(again.reach(), reach(&["127.0.0.2"], &[]));
+    assert_eq!(python(&*again, &once).await, ["ConnectionResetError"]);
+    again.set_reach(&Reach::default()).await.unwrap();
+    assert_eq!(python(&*again, &once).await, ["hello"], "control");
+    again.destroy().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_may_reach_less_than_before_keeps_the_rest_and_what_was_denied_also_when_made_anew() {
+    let directory = tempfile::tempdir().unwrap();
+    let names = script(&[("good.test", &[&["127.0.0.2"]]), ("other.test", &[&["127.0.0.2"]])]);
+    let (good, _bad) = Server::pair("hello\r\n").await;
+    let port = good.port;
+    let begin = |private: &[&str]| {
+        let layers = warren::layers::Layers::open(directory.path().join("layers")).unwrap();
+        let private = private.iter().map(|text| text.parse().unwrap()).collect();
+        let options = EgressOptions { private, ..options(names.clone()) };
+        let homes = Some(directory.path().join("homes"));
+        LinuxBackend::with_layers(homes, layers).unwrap().reaching(options)
+    };
+    let (first, spec) = (begin(&["127.0.0.2", "10.77.0.0/16"]), ["10.77.0.0/16", "*.test"]);
+    let persistent = CreateOptions { persistent: true, ..CreateOptions::default() };
+    let sandbox = first.create(&allowing(&spec), &persistent).await.unwrap();
+    assert_eq!(sandbox.capabilities().allowed_destinations, spec, "control");
+    let saved = sandbox.snapshot("saved").await.unwrap();
+    let rules = reach(ALL, &["good.test"]);
+    sandbox.set_reach(&rules).await.unwrap();
+    let (id, anchor) = (sandbox.id().clone(), sandbox.anchor().unwrap());
+    drop((sandbox, first));
+
+    // Nobody may reach that network any more.
+    let second = begin(&["127.0.0.2"]);
+    let again = second.adopt(&id, &allowing(&spec), &anchor).await.unwrap().expect("it lives");
+    let look = format!(
+        "print(say('good.test', {port}), say('other.test', {port}), say('10.77.0.1', {port}))"
     );
-    let said = python(&*again, &wait).await;
-    assert_eq!((said, good.total()), (vec!["TimeoutError".to_owned()], before));
+    let can = again.capabilities();
+    assert!(can.has_network && can.allowed_destinations == ["*.test"], "{can:?}");
+    assert_eq!(again.reach(), rules);
+    let before = "hello ConnectionResetError ConnectionResetError";
+    assert_eq!(python(&*again, &look).await, [before], "it was made with a way there");
+    again.restore(&saved).await.unwrap();
+    assert_eq!(again.reach(), rules, "also when it is made anew");
+    let made_anew = "hello ConnectionResetError OSError";
+    assert_eq!(python(&*again, &look).await, [made_anew], "and has none any more");
+    again.set_reach(&reach(ALL, &["*.test"])).await.unwrap();
+    assert!(python(&*again, &look).await[0].starts_with("hello hello "), "control");
+
+    // One that was made anew while nobody could tell what was denied.
+    let anchor = again.anchor().unwrap();
+    std::fs::write(directory.path().join("homes").join(id.as_str()).join("reach"), "?").unwrap();
+    drop((again, second));
+    let third = begin(&["127.0.0.2"]);
+    let again = third.adopt(&id, &allowing(&spec), &anchor).await.unwrap().expect("it lives");
+    again.restore(&saved).await.unwrap();
+    assert_eq!(again.reach(), Reach::nothing());
+    let nothing = python(&*again, &look).await;
+    assert!(nothing[0].starts_with("ConnectionResetError ConnectionResetError "), "{nothing:?}");
     again.destroy().await.unwrap();
 }
 

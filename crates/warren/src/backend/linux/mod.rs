@@ -59,7 +59,7 @@ use crate::layers::Layers;
 use crate::profile::{self, Profile, ProfileUsers, Seccomp};
 use crate::{
     BackendCapabilities, BackendHealth, Base, Command, CreateOptions, ExecContext, Explain,
-    Inspection, IsolationBackend, IsolationLevel, Result, Sandbox, SandboxError, SandboxId,
+    Inspection, IsolationBackend, IsolationLevel, Reach, Result, Sandbox, SandboxError, SandboxId,
     SandboxSpec,
 };
 
@@ -148,13 +148,7 @@ impl Inner {
     /// Returns what a sandbox may reach beyond itself, if anything.
     fn policy(&self, spec: &SandboxSpec) -> Result<Option<Arc<Policy>>> {
         let (profile, _) = profiles(spec)?;
-        let lacking = match &self.kind {
-            _ if !egress::is_asked(spec) => None,
-            Kind::Rules { .. } => Some("it has no network of its own"),
-            _ if self.host.groups.own_kernel => Some("its own kernel diverts nothing"),
-            Kind::Namespaces | Kind::Containers(_) => None,
-        };
-        if let Some(lacking) = lacking {
+        if let Some(lacking) = self.lacking().filter(|_| egress::is_asked(spec)) {
             return Err(SandboxError::Unsupported {
                 feature: format!("a network beyond the sandbox's own loopback: {lacking}"),
                 backend: self.kind.name().to_owned(),
@@ -164,6 +158,28 @@ impl Inner {
             });
         }
         Policy::of(spec, profile, self.kind.name(), &self.egress)
+    }
+
+    /// Returns what a sandbox that there is already may reach, if anything was asked for: all else of it goes on, whatever
+    /// became of the network that it was made with.
+    fn policy_left(&self, id: &SandboxId, spec: &SandboxSpec) -> Option<Arc<Policy>> {
+        self.policy(spec).unwrap_or_else(|error| {
+            let tcp = profiles(spec).is_ok_and(|(profile, _)| profile.tcp);
+            let left = Policy::left(spec, tcp && self.lacking().is_none(), &self.egress);
+            let asked = spec.allowed_network.iter();
+            let lost: Vec<_> = asked.filter(|text| !left.has(text)).collect();
+            tracing::warn!(sandbox = %id, %error, ?lost, "a sandbox may not reach all any more that it could");
+            Some(left)
+        })
+    }
+
+    /// Says why no sandbox of this backend has a network, if that is so.
+    fn lacking(&self) -> Option<&'static str> {
+        match &self.kind {
+            Kind::Rules { .. } => Some("it has no network of its own"),
+            _ if self.host.groups.own_kernel => Some("its own kernel diverts nothing"),
+            Kind::Namespaces | Kind::Containers(_) => None,
+        }
     }
 
     /// Forgets a sandbox that was destroyed, and with it what we hold of it.
@@ -675,17 +691,15 @@ impl IsolationBackend for LinuxBackend {
         };
         let container = self.inner.launcher.container(id, Some(runtime));
         let home = Home::of(runtime, id);
-        let egress = self.inner.policy(spec).and_then(|egress| {
-            if let (Some(policy), Some(reach)) = (&egress, home.reach()?) {
-                policy.set_reach(reach);
-            }
-            Ok(egress)
-        });
-        // What may not be reached any more is not; all else of the sandbox goes on.
-        let egress = egress.unwrap_or_else(|error| {
-            tracing::warn!(sandbox = %id, %error, "a sandbox has no network any more");
-            None
-        });
+        let egress = self.inner.policy_left(id, spec);
+        if let Some(policy) = &egress {
+            let noted = home.reach().unwrap_or_else(|error| {
+                // Whatever it was, nobody said that it was less.
+                tracing::warn!(sandbox = %id, %error, "a sandbox reaches nothing until it is told again what");
+                Some(Reach::nothing())
+            });
+            noted.into_iter().for_each(|reach| policy.set_reach(reach));
+        }
         let found = sandbox::adopt(id, home, container, egress.as_ref(), &anchor).await?;
         let Some((mut instance, suspended)) = found else {
             self.reclaim(id).await?;

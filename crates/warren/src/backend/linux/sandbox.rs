@@ -1504,6 +1504,8 @@ fn capabilities(inputs: &Inputs<'_>, plan: &Plan, instance: &Instance) -> Sandbo
             (readable.concat(), writable)
         }
     };
+    let policy = instance.policy();
+    let allowed = |text: &&String| policy.as_ref().is_some_and(|policy| policy.has(text));
     SandboxCapabilities {
         sandbox_id: inputs.id.to_string(),
         backend: inputs.backend.to_owned(),
@@ -1511,8 +1513,8 @@ fn capabilities(inputs: &Inputs<'_>, plan: &Plan, instance: &Instance) -> Sandbo
         can_write_filesystem: true,
         readable_paths: readable,
         writable_paths: writable,
-        has_network: plan.egress.is_some(),
-        allowed_destinations: inputs.spec.allowed_network.clone(),
+        has_network: plan.egress.as_ref().is_some_and(|egress| !egress.is_empty()),
+        allowed_destinations: inputs.spec.allowed_network.iter().filter(allowed).cloned().collect(),
         limits: inputs.spec.limits.clone(),
         // Init tried a call that only the filter refuses, and would not be there had it worked.
         syscall_filter_active: true,

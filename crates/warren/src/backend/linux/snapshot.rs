@@ -28,7 +28,7 @@ use crate::layers::tree::{self, Ids};
 use crate::layers::{Below, Held, Layers, Staging};
 use crate::snapshot::Snapshots;
 use crate::{
-    Base, Capture, DiffEntry, DiffOptions, LayerId, MAX_LAYERS, Result, SandboxError,
+    Base, Capture, DiffEntry, DiffOptions, LayerId, MAX_LAYERS, Reach, Result, SandboxError,
     SnapshotOptions,
 };
 
@@ -261,9 +261,9 @@ impl LinuxSandbox {
         };
         // Decided before anything is ended, so that what cannot be leaves all as it is.
         let mut plan = plan::plan(&inputs, &plan::RealHost)?;
-        let egress = backend.policy(&spec)?;
-        if let (Some(new), Some(old)) = (&egress, old.policy()) {
-            new.set_reach(old.reach());
+        let egress = backend.policy_left(&self.core.id, &spec);
+        if let Some(new) = &egress {
+            new.set_reach(old.policy().map_or_else(Reach::nothing, |old| old.reach()));
         }
         plan.egress = egress.as_ref().map(|policy| policy.plan());
         if self.core.support.own_kernel {
