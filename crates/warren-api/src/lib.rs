@@ -34,10 +34,10 @@ use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use warren::shell::{LeftCommand, Shells};
-use warren::template::{self, BuildRequest, Templates};
+use warren::template::{self, Behalf, BuildRequest, Templates};
 use warren::{
     AcquireOptions, Base, Sandbox, SandboxId, SandboxManager, SandboxSelectionOptions,
-    SandboxSession, SandboxSpec, SessionState,
+    SandboxSession, SandboxSpec, SessionState, Witness,
 };
 
 pub use error::{ApiError, ErrorBody, ErrorView};
@@ -46,7 +46,7 @@ pub use extract::MAX_BODY;
 pub use idempotency::KEY_HEADER;
 pub use principal::{CLIENT_HEADER, Peer, tenant_of};
 
-use audit::{Audit, Entry, Exec};
+use audit::{Account, Audit, End, Entry, Exec};
 use catalog::Catalog;
 use events::Events;
 use idempotency::Repeatable;
@@ -143,6 +143,12 @@ impl Api {
 
     /// Takes stock of what the manager has, and looks after it until [`stop`](Self::stop).
     pub async fn start(&self) -> Result<(), warren::SandboxError> {
+        if let Some(account) = self.account() {
+            if let Some(templates) = &self.options().templates {
+                templates.witnessed_by(account.clone());
+            }
+            self.manager().witnessed_by(account).await;
+        }
         let (events, notes) = self.0.journal.load().await?;
         if let Some(note) = self.0.events.restore(&events, &notes) {
             self.0.journal.record(Vec::new(), vec![note]).await?;
@@ -185,6 +191,7 @@ impl Api {
         if let Some(templates) = &self.options().templates {
             templates.shutdown().await;
         }
+        self.manager().tell_rest();
         self.0.tasks.close();
         self.0.tasks.wait().await;
     }
@@ -204,6 +211,25 @@ impl Api {
 
     fn audit(&self) -> Option<&Audit> {
         self.0.options.audit.as_ref()
+    }
+
+    /// Returns the log as whoever runs commands is to have it.
+    fn account(&self) -> Option<Arc<dyn Witness>> {
+        let audit = self.audit()?.clone();
+        Some(Arc::new(Account::new(audit, self.0.tasks.clone())))
+    }
+
+    /// Says for whom a template has commands run in a caller's sandbox, for the log.
+    fn behalf(&self, who: &Principal) -> Behalf {
+        Behalf::new(self.account(), who.client_id(), who.note.request())
+    }
+
+    /// Notes how something ended that only the API knows as a command.
+    async fn ended(&self, end: End) {
+        if let Some(audit) = self.audit() {
+            // The daemon ends, and says so in its own log.
+            let _ = audit.after(Entry::End(Box::new(end))).await;
+        }
     }
 
     fn keys(&self) -> Option<&Keys> {

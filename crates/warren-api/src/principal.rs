@@ -12,7 +12,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 use axum::middleware::Next;
 use axum::response::Response;
-use warren::{OperatorOnly, SandboxSession, SandboxSpec};
+use warren::{ExecContext, OperatorOnly, SandboxSession, SandboxSpec};
 
 use crate::Api;
 use crate::audit::Note;
@@ -63,6 +63,11 @@ impl Principal {
     /// Returns the client id that a new session has at the manager.
     pub(crate) fn client_id(&self) -> String {
         format!("{}/{}", self.tenant, self.client.as_deref().unwrap_or(DEFAULT_CLIENT))
+    }
+
+    /// Returns what a command is run with that this request asks for.
+    pub(crate) fn context(&self) -> ExecContext {
+        ExecContext { request_id: self.note.request(), ..ExecContext::default() }
     }
 
     /// Tells whether a client id of the manager is this caller's.

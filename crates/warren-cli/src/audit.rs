@@ -158,11 +158,47 @@ fn in_words(record: &Value) -> String {
             word("peer"),
         ]),
         "exec" => words.extend([named("sandbox"), word("command")]),
+        "end" => {
+            let cause =
+                record["cause"]["kind"].as_str().map(|kind| kind.escape_debug().to_string());
+            words.extend([
+                named("sandbox"),
+                named("name"),
+                cause,
+                named("exit_code"),
+                word("code"),
+            ]);
+            let refused = |denial: &Value| {
+                let text = |name: &str| denial[name].as_str().unwrap_or_default().escape_debug();
+                format!("denied: {}, by {}{};", text("what"), text("by"), times(&denial["count"]))
+            };
+            words.extend(record["denials"].as_array().into_iter().flatten().map(refused).map(Some));
+        }
+        "barred" => {
+            let refused = |one: &Value| {
+                let text = |name: &str| one[name].as_str().unwrap_or_default().escape_debug();
+                let port = one["port"].as_u64().map(|port| format!(":{port}")).unwrap_or_default();
+                format!("{}{port} {}{};", text("to"), text("why"), times(&one["count"]))
+            };
+            words.push(named("sandbox"));
+            words.extend(record["list"].as_array().into_iter().flatten().map(refused).map(Some));
+            words.push(named("others").filter(|_| record["others"] != 0));
+        }
+        "gone" => words.push(named("sandbox")),
+        "strangers" => words.extend([named("count"), named("since"), named("until")]),
         _ => words.extend([named("found"), named("noted")]),
     }
     words.push(word("request"));
     let words: Vec<String> = words.into_iter().flatten().filter(|word| !word.is_empty()).collect();
     words.join(" ") + "\n"
+}
+
+/// Says how often something was, if that is more than once.
+fn times(count: &Value) -> String {
+    match count.as_u64() {
+        None | Some(1) => String::new(),
+        Some(count) => format!(" ({count} times)"),
+    }
 }
 
 #[cfg(test)]
@@ -186,6 +222,26 @@ mod tests {
         let exec =
             json!({ "kind": "exec", "tenant": "uid:0", "sandbox": "s", "command": ["a\u{7}"] });
         assert_eq!(in_words(&exec), "exec   uid:0 sandbox=s [\"a\\u0007\"]\n");
+        let end = json!({
+            "kind": "end", "tenant": "uid:0", "sandbox": "s", "name": "e", "exit_code": 1,
+            "cause": { "kind": "exited", "code": 1 }, "request": "req-1",
+            "denials": [{ "wall": "network", "what": "look up a\u{7}", "by": "it", "count": 2 }],
+        });
+        assert_eq!(
+            in_words(&end),
+            "end    uid:0 sandbox=s name=e exited exit_code=1 denied: look up a\\u{7}, by it \
+             (2 times); req-1\n"
+        );
+        let barred = json!({
+            "kind": "barred", "tenant": "uid:0", "sandbox": "s", "others": 3,
+            "list": [{ "to": "b\u{1b}", "port": 80, "why": "not_allowed", "count": 9 }],
+        });
+        assert_eq!(
+            in_words(&barred),
+            "barred uid:0 sandbox=s b\\u{1b}:80 not_allowed (9 times); others=3\n"
+        );
+        let strangers = json!({ "kind": "strangers", "count": 7, "since": "a", "until": "b" });
+        assert_eq!(in_words(&strangers), "strangers - count=7 since=a until=b\n");
     }
 
     #[test]

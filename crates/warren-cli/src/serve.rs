@@ -194,15 +194,16 @@ async fn run(
     let leave = async {
         // Streams end first: they would keep their connections for ever.
         tokio::join!(api.stop(), server.close(PATIENCE));
-        // Whoever hung up last is noted, and then that this is the end.
+        // Whoever hung up last is noted.
         api.noted().await;
-        if let Some(audit) = audit {
-            audit.stop().await;
-        }
         // Without records the next daemon could not find what was left.
         let stops = args.stop_all || image.is_none();
         let mode = if stops { Shutdown::StopAll } else { Shutdown::LeaveRunning };
         manager.shutdown(mode).await;
+        // After what ended with that, that this is the end.
+        if let Some(audit) = audit {
+            audit.stop().await;
+        }
     };
     tokio::select! {
         () = leave => tracing::info!("stopped"),

@@ -7,13 +7,14 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with, getsockname, sockopt};
 use warren_sys::net::{self, Way};
 
+use crate::domain;
 use crate::launcher::step;
 use crate::names::Book;
 use crate::plan::{Egress, Range};
@@ -24,6 +25,8 @@ use crate::protocol::{self, Failure, Outward, Toward};
 const AT_ONCE: usize = 16;
 /// How many may wait while nobody takes them.
 const BACKLOG: i32 = 128;
+/// How many refused names are told in one second; whoever asks for more is known by those.
+const NAMES: u32 = 64;
 /// Where init listens, on the loopback alone: what nobody else has any use for (RFC 1078).
 const PORT: u16 = 1;
 
@@ -36,6 +39,8 @@ pub(crate) struct Gate {
     line: Option<OwnedFd>,
     /// What that one has no room for at the moment.
     waiting: Option<(Outward, OwnedFd)>,
+    /// How many names were told since when.
+    told: (u32, Option<Instant>),
 }
 
 impl Gate {
@@ -62,7 +67,8 @@ impl Gate {
             step("route", "what may be reached", net::route(&ranges))?;
         }
         step("divert", "connections to what may be reached", net::divert_tcp(PORT))?;
-        Ok(Self { listeners, book: Book::new(&egress.names), line: None, waiting: None })
+        let book = Book::new(&egress.names);
+        Ok(Self { listeners, book, line: None, waiting: None, told: (0, None) })
     }
 
     pub(crate) fn book(&mut self) -> &mut Book {
@@ -72,6 +78,22 @@ impl Gate {
     /// Hands out what comes to this one from now on.
     pub(crate) fn lead_to(&mut self, line: OwnedFd) {
         self.line = Some(line);
+    }
+
+    /// Tells whoever decides that a name was refused here: without a socket, since nothing was connected. One that has no
+    /// room for it does without.
+    pub(crate) fn tell_refused(&mut self, name: &[u8]) {
+        let now = Instant::now();
+        let (count, since) = &mut self.told;
+        if since.is_none_or(|since| now.saturating_duration_since(since) >= Duration::from_secs(1))
+        {
+            (*count, *since) = (0, Some(now));
+        }
+        let Some(line) = self.line.as_ref().filter(|_| *count < NAMES) else { return };
+        *count += 1;
+        let said = || String::from_utf8_lossy(name).into_owned();
+        let name = domain::canonical(name).unwrap_or_else(said);
+        let _ = protocol::send(line, &Outward { to: Toward::Name(name), port: 0 }, &[]);
     }
 
     /// Returns what to watch, and for what: nothing that nobody would take.

@@ -4,6 +4,7 @@
 //!
 //! ```text
 //! 0        head: what init says of the log (what was forgotten, where it was cut, how it ended)
+//! 32 KiB   told: whether somebody who keeps account of ends was told of this one
 //! 64 KiB   meta: what the one who asked for the exec notes about it
 //! 512 KiB  verdict: how it ended, as the one who asked for it settled it
 //! 960 KiB  denied: what walls refused to it, as init saw it, where somebody asked for that
@@ -27,6 +28,8 @@ use serde::{Deserialize, Serialize};
 use crate::protocol::Ended;
 use crate::protocol::denied::{Denials, MAX_DENIED};
 
+/// Where it is noted that the end was told; the notes of the one who asked are next.
+pub const TOLD: u64 = 32 << 10;
 /// Where the notes of the one who asked begin; the verdict is next.
 pub const META: u64 = 64 << 10;
 /// Where the verdict begins; what was denied is next.
@@ -394,7 +397,7 @@ fn read_full(file: impl AsFd, buffer: &mut [u8], mut offset: u64) -> io::Result<
     Ok(filled)
 }
 
-/// Writes a note at `place`, which is [`META`] or [`VERDICT`]; one that is too long is an error.
+/// Writes a note at `place`, which is [`META`], [`VERDICT`] or, for a short one, [`TOLD`]; one that is too long is an error.
 pub fn write_note(file: impl AsFd, place: u64, text: &[u8]) -> io::Result<()> {
     if text.len() as u64 > MAX_NOTE {
         return Err(Errno::MSGSIZE.into());

@@ -213,8 +213,8 @@ pub enum Request {
         /// How many huge pages to ask for, which are more than there may be.
         huge_pages: usize,
     },
-    /// Hand out on this socket what commands connect to beyond the sandbox, each as an [`Outward`]; and take back which of
-    /// it was refused, each as a [`denied::Refused`]. Whoever asked for that before hears no more of it.
+    /// Hand out on this socket what commands connect to beyond the sandbox, each as an [`Outward`], and which names were
+    /// refused to them, as those without a socket; and take back which of it was refused outside, each as a [`denied::Refused`]. Whoever asked for that before hears no more of it.
     Egress,
 }
 

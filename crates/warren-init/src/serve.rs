@@ -395,8 +395,13 @@ impl Init<'_> {
         let (Some(names), gate) = (&self.names, &mut self.gate) else { return };
         let answer = || names.answer_next(gate.as_mut().map(Gate::book));
         let asked: Vec<_> = std::iter::from_fn(answer).take(names::AT_ONCE).flatten().collect();
-        let asked = asked.into_iter().filter(|name| !name.is_empty());
-        self.blame(asked.map(Refused::Name).collect());
+        let asked = asked.into_iter().filter(|name| !name.is_empty()).inspect(|name| {
+            if let Some(gate) = &mut self.gate {
+                gate.tell_refused(name);
+            }
+        });
+        let asked = asked.map(Refused::Name).collect();
+        self.blame(asked);
     }
 
     /// Notes what the network refused, if only one could have wanted it: neither a datagram nor a connection says

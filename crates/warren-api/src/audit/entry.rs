@@ -3,8 +3,11 @@
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
+use warren::{BarredDestinations, Denial, ExecCause};
 
+use super::strangers::Strangers;
 use crate::keys::hex;
+use crate::principal::split;
 
 /// How much of one text is noted.
 const MAX_TEXT: usize = 1 << 10;
@@ -12,6 +15,9 @@ const MAX_TEXT: usize = 1 << 10;
 const MAX_COMMAND: usize = 4 << 10;
 /// How many names of variables are.
 const MAX_NAMES: usize = 64;
+/// How many of the things that walls refused to a command are noted, and how much of the words for each.
+const MAX_REFUSALS: usize = 16;
+const MAX_REFUSAL: usize = 256;
 
 /// What happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +36,14 @@ pub enum Entry {
     Denial(Box<Call>),
     /// A command is about to be run.
     Exec(Box<Exec>),
+    /// A command ended, or came to nothing.
+    End(Box<End>),
+    /// A sandbox was refused destinations, whether or not a command failed.
+    Barred(Box<Barred>),
+    /// A sandbox had ended, with whatever ran in it, while no daemon was there.
+    Gone(Place),
+    /// Requests of nobody known, of which there were too many to write each.
+    Strangers(Box<Strangers>),
 }
 
 /// What a daemon found when it began to write.
@@ -121,13 +135,13 @@ pub struct Call {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Exec {
-    /// The request that asked for it.
+    /// The request that asked for it, or the build.
     pub request: String,
     /// Whose it is.
     pub tenant: String,
     /// Where it runs.
     pub sandbox: String,
-    /// The name that the caller gave it, or that of the shell that it runs in.
+    /// Its name, if it can be asked for by one, or that of the shell that it runs in.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// Program and arguments, as far as they are noted.
@@ -143,6 +157,108 @@ pub struct Exec {
     /// The names of the variables that were set for it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub variables: Vec<String>,
+}
+
+/// A sandbox, and whose it is.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Place {
+    /// Whose.
+    pub tenant: String,
+    /// As which client.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub client: String,
+    /// Which.
+    pub sandbox: String,
+}
+
+impl Place {
+    /// Notes a sandbox of a client, as its manager names that.
+    pub(crate) fn new(sandbox: &str, client: &str) -> Self {
+        let (tenant, client) = split(client);
+        let (tenant, client) = (tenant.to_owned(), client.to_owned());
+        Self { tenant, client, sandbox: sandbox.to_owned() }
+    }
+}
+
+/// What became of a command. What it wrote is never noted.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct End {
+    /// The request that asked for it, or the build; absent of a shell, which serves many.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub request: String,
+    /// Where it ran.
+    #[serde(flatten)]
+    pub place: Place,
+    /// As in its [`Exec`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// How it ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cause: Option<ExecCause>,
+    /// Its exit code.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exit_code: Option<i32>,
+    /// The stable name of why it was not started, or of what ended first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub code: Option<String>,
+    /// How long it took.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub elapsed_ms: Option<u64>,
+    /// When its end was seen, if that was not just before this was noted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended_at: Option<String>,
+    /// What walls refused to it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub denials: Vec<Refusal>,
+    /// How many more of that there are.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub more_denials: usize,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands it by reference")]
+fn is_zero(count: &usize) -> bool {
+    *count == 0
+}
+
+/// Something that a wall refused to a command.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// Which wall.
+    pub wall: String,
+    /// What was refused.
+    pub what: String,
+    /// By what.
+    pub by: String,
+    /// How often.
+    pub count: u32,
+}
+
+impl End {
+    /// Notes what walls refused, as far as there is room.
+    pub(crate) fn denials(mut self, denials: &[Denial]) -> Self {
+        let noted = denials.iter().take(MAX_REFUSALS).map(|denial| Refusal {
+            wall: cut(&denial.wall, MAX_REFUSAL).to_owned(),
+            what: cut(&denial.what, MAX_REFUSAL).to_owned(),
+            by: cut(&denial.by, MAX_REFUSAL).to_owned(),
+            count: denial.count,
+        });
+        self.denials = noted.collect();
+        self.more_denials = denials.len() - self.denials.len();
+        self
+    }
+}
+
+/// What a sandbox was refused to reach, summed up.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Barred {
+    /// Which sandbox.
+    #[serde(flatten)]
+    pub place: Place,
+    /// What, why and how often.
+    #[serde(flatten)]
+    pub barred: BarredDestinations,
 }
 
 impl Exec {

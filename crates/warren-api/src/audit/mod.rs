@@ -5,7 +5,9 @@
 //! call waits for the disk. When the queue is full a call waits for room in it; while the log cannot be
 //! written nothing is begun, and what is under way waits: nothing happens that is not noted.
 
+mod account;
 mod entry;
+mod strangers;
 mod trail;
 mod verify;
 mod watch;
@@ -21,10 +23,13 @@ use chrono::{DateTime, Utc};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-pub use entry::{Call, Entry, Exec, Found, Start, Torn};
+pub(crate) use account::{Account, noted};
+pub use entry::{Barred, Call, End, Entry, Exec, Found, Place, Refusal, Start, Torn};
+pub use strangers::{Group, Source, Strangers};
 pub use verify::{Break, Report, list, read, verify, verify_files};
 pub(crate) use watch::{Note, around};
 
+use strangers::Gate;
 use trail::Trail;
 
 #[cfg(test)]
@@ -113,8 +118,9 @@ impl Audit {
         // It waits for entries and for time to pass, and for nothing else.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
         let runtime = runtime.map_err(failed)?;
-        let mut writer =
-            Writer { trail, entries, stuck: Arc::clone(&stuck), ending: Arc::clone(&ending) };
+        let (gate, is_stuck, ends) =
+            (Gate::new(Instant::now()), Arc::clone(&stuck), Arc::clone(&ending));
+        let mut writer = Writer { trail, entries, gate, stuck: is_stuck, ending: ends };
         let thread = std::thread::Builder::new().name("audit".to_owned());
         let thread = thread.spawn(move || writer.run(&runtime)).map_err(failed)?;
         Ok(Self(Arc::new(Inner { queue, stuck, ending, writer: Mutex::new(Some(thread)) })))
@@ -138,6 +144,14 @@ impl Audit {
         self.0.queue.send((Utc::now(), entry)).await.map_err(|_| Unwritable)
     }
 
+    /// Notes what was done, for one who cannot wait; returns what there is no room for, or that nothing is noted any more.
+    pub(crate) fn at_once(&self, entry: Entry) -> Result<(), Option<Entry>> {
+        self.0.queue.try_send((Utc::now(), entry)).map_err(|refused| match refused {
+            mpsc::error::TrySendError::Full((_, entry)) => Some(entry),
+            mpsc::error::TrySendError::Closed(_) => None,
+        })
+    }
+
     /// Notes the end and writes what is left. Whatever is asked after that is refused.
     pub async fn stop(&self) {
         self.0.ending.store(true, Ordering::Release);
@@ -155,6 +169,8 @@ impl Audit {
 struct Writer {
     trail: Trail,
     entries: mpsc::Receiver<Noted>,
+    /// What is let through of those whom nobody knows.
+    gate: Gate,
     stuck: Arc<AtomicBool>,
     ending: Arc<AtomicBool>,
 }
@@ -164,10 +180,14 @@ impl Writer {
         let mut batch = Vec::with_capacity(BATCH);
         let mut sealed = Instant::now();
         loop {
-            let unsealed = self.trail.is_unsealed();
+            let idle = self.trail.is_unsealed().then_some(IDLE);
+            let patience = [idle, self.gate.wait(Instant::now())].into_iter().flatten().min();
             let came = runtime.block_on(async {
                 let came = self.entries.recv_many(&mut batch, BATCH);
-                if unsealed { timeout(IDLE, came).await } else { Ok(came.await) }
+                match patience {
+                    Some(patience) => timeout(patience, came).await,
+                    None => Ok(came.await),
+                }
             });
             let mut ends = self.ending.load(Ordering::Acquire) || matches!(came, Ok(0));
             if !ends && came.is_ok() && batch.len() < BATCH {
@@ -190,9 +210,14 @@ impl Writer {
             }
             for (time, entry) in batch.drain(..) {
                 // That it is the end is said last.
-                if !matches!(entry, Entry::Stop { .. }) {
+                if !matches!(entry, Entry::Stop { .. })
+                    && let Some(entry) = self.gate.pass(entry, time, Instant::now())
+                {
                     self.trail.push(&entry, time);
                 }
+            }
+            if let Some(sum) = self.gate.due(Instant::now(), ends) {
+                self.trail.push(&sum, Utc::now());
             }
             if ends {
                 self.trail.push(&Entry::Stop { noted: self.trail.noted }, Utc::now());

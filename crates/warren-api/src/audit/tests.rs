@@ -12,7 +12,8 @@ use super::*;
 const SMALL: Limits = Limits { file_bytes: 4 << 10, total_bytes: 1 << 20 };
 
 fn call(path: &str) -> Entry {
-    let call = Call { path: path.to_owned(), method: "GET".to_owned(), ..Call::default() };
+    let (path, method, peer) = (path.to_owned(), "GET".to_owned(), "uid:1".to_owned());
+    let call = Call { path, method, peer, ..Call::default() };
     Entry::Call(Box::new(call))
 }
 

@@ -20,7 +20,9 @@ use crate::rest::ports;
 /// The header that names a request in its answer.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// What is answered whether or not it can be noted: it changes nothing, and tells of nobody.
-const OPEN: [&str; 2] = ["/v1/health", "/health"];
+pub(super) const OPEN: [&str; 2] = ["/v1/health", "/health"];
+/// What the kernel knows of whoever comes from this host begins with.
+pub(super) const LOCAL: &str = "uid:";
 /// A path that ends with a secret.
 const SECRET: &str = "/templates/files/";
 /// What a query has that is noted: paths inside a sandbox. Anything else in it may be a secret.
@@ -144,7 +146,7 @@ fn asked(request: &Request) -> Call {
     });
     Call {
         peer: match request.extensions().get::<Peer>() {
-            Some(Peer::Unix { uid }) => format!("uid:{uid}"),
+            Some(Peer::Unix { uid }) => format!("{LOCAL}{uid}"),
             Some(Peer::Tcp { from, .. }) => from.to_string(),
             None => String::new(),
         },

@@ -27,14 +27,14 @@ use tokio_util::sync::CancellationToken;
 use utoipa::ToSchema;
 use warren::denial;
 use warren::{
-    Denial, ExecCause, ExecContext, ExecEnd, ExecId, ExecInfo, ExecInput, ExecOptions, ExecOutput,
-    ExecReport, Explain, FoundExec, LogOverflow, LogPiece, LogRead, LogStream, LogWait, Sandbox,
-    SandboxError, SandboxId, TerminalSize,
+    Denial, ExecCause, ExecEnd, ExecId, ExecInfo, ExecInput, ExecOptions, ExecOutput, ExecReport,
+    Explain, FoundExec, LogOverflow, LogPiece, LogRead, LogStream, LogWait, Sandbox, SandboxError,
+    SandboxId, TerminalSize,
 };
 
-use super::sandboxes::noted;
 use super::wire::{EXPLAIN_LABEL, EXPLAINED, ExecBody, ExecView, UsageView, millis};
 use crate::Api;
+use crate::audit::noted;
 use crate::error::{ApiError, ErrorBody};
 use crate::extract::{Body, Id, Parameters, Raw, plain};
 use crate::principal::Principal;
@@ -446,10 +446,12 @@ async fn begin(
     let asked = command.explain;
     let command = command.command()?;
     let (sandbox, _) = api.sandbox(who, id).await?;
-    let options = &ExecOptions { explain: explain(api, who, &*sandbox, asked), ..options.clone() };
-    let name = options.id.as_ref().map(|name| name.0.as_str());
-    let running = api.run_one(who, noted(id, name, &command)).await?;
-    let exec = sandbox.start_exec(&command, &ExecContext::default(), options).await?;
+    // Named here, so that its end can be told from others in the log.
+    let name = options.id.clone().unwrap_or_default();
+    let running = api.run_one(who, noted(id, Some(name.as_str()), &command)).await?;
+    let explain = explain(api, who, &*sandbox, asked);
+    let options = &ExecOptions { id: Some(name), explain, ..options.clone() };
+    let exec = sandbox.start_exec(&command, &who.context(), options).await?;
     let (stop, watched) = (api.0.stop.clone(), Arc::clone(&exec));
     api.0.tasks.spawn(async move {
         stop.run_until_cancelled(watched.wait()).await;

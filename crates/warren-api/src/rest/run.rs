@@ -54,7 +54,7 @@ pub(crate) async fn run(
             if asked.verify {
                 this.manager().verify(sandbox.id()).await?;
             }
-            this.begin(&*sandbox, &defaults).await?;
+            this.begin(&who, &*sandbox, &defaults).await?;
             run_in(&this, &who, &*sandbox, &command).await
         };
         let ran = tokio::select! {

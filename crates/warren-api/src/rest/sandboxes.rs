@@ -14,7 +14,7 @@ use warren::denial;
 use warren::layers::Held;
 use warren::template::Defaults;
 use warren::{
-    AcquireOptions, AttachRequest, Base, DiffOptions, ExecContext, ExecOptions, Explain, Sandbox,
+    AcquireOptions, AttachRequest, Base, DiffOptions, ExecId, ExecOptions, Explain, Sandbox,
     SandboxError, SandboxId, SandboxSession, SandboxSpec,
 };
 
@@ -23,7 +23,7 @@ use super::wire::{
     SandboxDetailView, SandboxView, SavepointView, SessionView, StateView,
 };
 use super::{execs, snapshots};
-use crate::audit::Exec;
+use crate::audit::noted;
 use crate::error::{ApiError, ErrorBody};
 use crate::extract::{Body, Id, Parameters};
 use crate::idempotency::{self, Answer};
@@ -68,7 +68,7 @@ pub(crate) async fn create(
                 api.undo(&session).await;
                 return Err(error.into());
             }
-            if let Err(error) = api.begin(&*sandbox, &ground.defaults).await {
+            if let Err(error) = api.begin(&who, &*sandbox, &ground.defaults).await {
                 api.undo(&session).await;
                 return Err(error);
             }
@@ -351,18 +351,6 @@ pub(crate) async fn exec(
     Ok(Json(ran))
 }
 
-/// Returns what is noted of a command.
-pub(super) fn noted(id: &SandboxId, name: Option<&str>, command: &warren::Command) -> Exec {
-    let exec = Exec {
-        sandbox: id.to_string(),
-        name: name.map(str::to_owned),
-        workdir: command.workdir.as_ref().map(|place| place.display().to_string()),
-        ..Exec::default()
-    };
-    let words = std::iter::once(&command.program).chain(&command.args);
-    exec.command(words.map(String::as_str)).variables(command.env.keys().map(String::as_str))
-}
-
 pub(super) async fn run(
     api: &Api,
     who: &Principal,
@@ -374,9 +362,10 @@ pub(super) async fn run(
     let (sandbox, _) = api.sandbox(who, id).await?;
     let explain = execs::explain(api, who, &*sandbox, asked);
     if explain != Explain::Nothing {
-        let _running = api.run_one(who, noted(id, None, &command)).await?;
-        let options = ExecOptions { explain, ..ExecOptions::default() };
-        let exec = sandbox.start_exec(&command, &ExecContext::default(), &options).await?;
+        let name = ExecId::new();
+        let _running = api.run_one(who, noted(id, Some(name.as_str()), &command)).await?;
+        let options = ExecOptions { id: Some(name), explain, ..ExecOptions::default() };
+        let exec = sandbox.start_exec(&command, &who.context(), &options).await?;
         return execs::outcome(api, exec).await;
     }
     run_in(api, who, &*sandbox, &command).await
@@ -390,7 +379,7 @@ pub(super) async fn run_in(
     command: &warren::Command,
 ) -> Result<ExecView, ApiError> {
     let _running = api.run_one(who, noted(sandbox.id(), None, command)).await?;
-    let report = sandbox.exec_report(command, &ExecContext::default()).await?;
+    let report = sandbox.exec_report(command, &who.context()).await?;
     let mut view = ExecView::from(report);
     if view.denials.is_empty() {
         view.denials.extend(denial::of_cause(&view.cause, &sandbox.enforcement().limits));

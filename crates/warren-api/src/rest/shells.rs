@@ -19,12 +19,12 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use utoipa::{IntoParams, IntoResponses, ToSchema};
 use warren::shell::{Shell, ShellCommand, ShellInfo, ShellOptions, ShellOutput, ShellState};
-use warren::{ExecCause, LogPiece, Sandbox, SandboxId};
+use warren::{ExecCause, LogPiece, Sandbox, SandboxError, SandboxId};
 
 use super::execs::{self, KEEP_ALIVE, PieceView};
 use super::wire::{self, Page};
 use crate::Api;
-use crate::audit::Exec;
+use crate::audit::{self, End, Exec};
 use crate::error::{ApiError, ErrorBody};
 use crate::extract::{Body, Id, plain};
 use crate::principal::Principal;
@@ -324,6 +324,12 @@ async fn begin(
     let exec = exec.command(std::iter::once(command.command.as_str()));
     let exec = exec.variables(body.env.keys().map(String::as_str));
     let running = api.run_one(&who, exec).await?;
+    let end = End {
+        request: who.note.request(),
+        place: audit::Place::new(sandbox.id().as_str(), &who.client_id()),
+        name: Some(name.clone()),
+        ..End::default()
+    };
     let options = ShellOptions {
         name,
         workdir: body.workdir.map(PathBuf::from),
@@ -333,18 +339,33 @@ async fn begin(
     let this = api.clone();
     Ok(api.0.tasks.spawn(async move {
         let _running = running;
-        let (shell, is_new) = this.0.shells.open(sandbox, &options).await?;
-        let run = async {
-            match stream {
-                Some(stream) => shell.run_streaming(&command, stream).await,
-                None => shell.run(&command).await,
-            }
+        let ran = async {
+            let (shell, is_new) = this.0.shells.open(sandbox, &options).await?;
+            let run = async {
+                match stream {
+                    Some(stream) => shell.run_streaming(&command, stream).await,
+                    None => shell.run(&command).await,
+                }
+            };
+            let ran = tokio::select! {
+                ran = run => ran?,
+                // The daemon ends; the command need not.
+                () = this.0.stop.cancelled() => return Err(SandboxError::ShuttingDown),
+            };
+            Ok((ran, shell, is_new))
         };
-        let ran = tokio::select! {
-            ran = run => ran?,
-            // The daemon ends; the command need not.
-            () = this.0.stop.cancelled() => return Err(warren::SandboxError::ShuttingDown.into()),
-        };
+        let ran = ran.await;
+        this.ended(match &ran {
+            Ok((ran, ..)) => End {
+                cause: Some(ran.cause.clone()),
+                exit_code: Some(ran.exit_code),
+                elapsed_ms: Some(wire::millis(ran.usage.wall_time)),
+                ..end
+            },
+            Err(error) => End { code: Some(error.code().to_owned()), ..end },
+        })
+        .await;
+        let (ran, shell, is_new) = ran?;
         Ok(ShellRunView::new(ran, &shell, is_new))
     }))
 }

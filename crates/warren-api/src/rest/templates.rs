@@ -307,10 +307,16 @@ impl Api {
     /// Starts what a template starts in a sandbox that was just made from it.
     pub(crate) async fn begin(
         &self,
+        who: &Principal,
         sandbox: &dyn Sandbox,
         defaults: &Defaults,
     ) -> Result<(), ApiError> {
-        template::begin(sandbox, defaults, READY).await.map_err(ApiError::from)
+        let behalf = self.behalf(who);
+        let begun = template::begin(sandbox, defaults, READY, &behalf).await;
+        begun.map_err(|error| match self.audit() {
+            Some(audit) if !audit.is_ready() => ApiError::unwritable(),
+            Some(_) | None => error.into(),
+        })
     }
 }
 

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 
 use serde_json::{Value, json};
-use warren_api::audit;
+use warren_api::audit::{self, Limits};
 use warren_api::keys::Quotas;
 
-use crate::support::{ALICE, BOB, Daemon, ROOT, read, tcp};
+use crate::support::{ALICE, BOB, Daemon, ROOT, echo, read, tcp};
 
 /// Ends the daemon and returns what it noted.
 async fn noted(daemon: Daemon) -> Vec<Value> {
@@ -122,6 +122,94 @@ async fn a_command_is_noted_before_it_runs_and_never_what_it_is_given() {
 }
 
 #[tokio::test]
+async fn every_command_that_is_noted_has_an_end_that_is_by_the_same_request() {
+    const SECRET: &str = "hunter2-hunter2";
+    let daemon = Daemon::audited().await;
+    let (sandbox, _) = daemon.create(ALICE, json!({})).await;
+    let path = format!("/v1/sandboxes/{sandbox}/exec");
+    let run = |program: &str, args: Value| json!({ "program": program, "args": args });
+    for body in [run("sh", json!(["-c", "exit 3"])), run("echo", json!([SECRET]))] {
+        daemon.call(ALICE, "POST", &path, body).await.expect(200);
+    }
+    let start = json!({ "id": "mine", "command": echo() });
+    let start = daemon.call(ALICE, "POST", &format!("/v1/sandboxes/{sandbox}/execs"), start).await;
+    assert_eq!(start.code(), "unsupported", "control: this backend has no execs with a log");
+    let shell = format!("/v1/sandboxes/{sandbox}/shells/main/run");
+    daemon.call(ALICE, "POST", &shell, json!({ "command": "true" })).await;
+    daemon.call(ALICE, "POST", "/v1/run", json!({ "command": echo() })).await.expect(200);
+    let records = noted(daemon).await;
+    let of = |kind: &str| records.iter().filter(|one| one["kind"] == kind).collect::<Vec<_>>();
+    let (execs, ends) = (of("exec"), of("end"));
+    assert_eq!((execs.len(), ends.len()), (5, 5), "{records:#?}");
+    for exec in execs {
+        let own: Vec<_> = ends.iter().filter(|end| end["request"] == exec["request"]).collect();
+        let [end] = own[..] else { panic!("{exec}: {own:#?}") };
+        for same in ["tenant", "sandbox", "name"] {
+            assert_eq!(end[same], exec[same], "{same}: {end}");
+        }
+        assert_eq!(end["client"], "default");
+        let place = |wanted: &Value| records.iter().position(|one| one == wanted).unwrap();
+        assert!(place(exec) < place(end));
+    }
+    let how = |at: usize| (&ends[at]["cause"], &ends[at]["exit_code"], &ends[at]["code"]);
+    assert_eq!(how(0), (&json!({ "kind": "exited", "code": 3 }), &json!(3), &Value::Null));
+    assert_eq!(how(1).1, &json!(0));
+    assert_eq!(how(2), (&Value::Null, &Value::Null, &json!("unsupported")));
+    assert_eq!(how(3).2, &json!("unsupported"));
+    assert!(!serde_json::to_string(&ends).unwrap().contains(SECRET), "nothing that it wrote");
+}
+
+#[tokio::test]
+async fn whoever_has_no_key_cannot_push_out_of_the_log_what_others_did() {
+    // Room for some hundreds of lines.
+    let limits = Limits { file_bytes: 32 << 10, total_bytes: 128 << 10 };
+    let flooded = async |headers: &[(&str, &str)], key: bool| {
+        let daemon = Daemon::audited_within(limits).await;
+        let own = daemon.key("mallory", Quotas::default());
+        let (sandbox, _) = daemon.create(ALICE, json!({})).await;
+        let as_mallory = [("host", "127.0.0.1:8080"), ("x-api-key", own.as_str())];
+        for _ in 0..3_000 {
+            let headers = if key { &as_mallory } else { headers };
+            daemon.call_with(tcp(), "GET", "/v1/sandboxes/x", Value::Null, headers).await;
+        }
+        let state = daemon.end().await;
+        let directory = state.path().join("audit");
+        let report = audit::verify(&directory).expect("a log");
+        assert!(report.intact, "{report:?}");
+        let mut records = Vec::new();
+        let mut keep = |record| {
+            records.push(record);
+            true
+        };
+        audit::read(&audit::list(&directory).expect("files"), |_, one| keep(one)).expect("lines");
+        (sandbox, records)
+    };
+    let (sandbox, control) = flooded(&[], true).await;
+    let made = |records: &[Value], sandbox: &str| {
+        records.iter().any(|one| one["sandbox"] == sandbox && one["status"] == 201)
+    };
+    assert!(!made(&control, &sandbox), "control: that many lines push out the first");
+    for headers in [
+        &[("host", "127.0.0.1:8080")][..],
+        &[("host", "127.0.0.1:8080"), ("x-api-key", "wrn_wrong")],
+        &[("host", "evil.example")],
+        &[("origin", "https://evil.example")],
+    ] {
+        let (sandbox, records) = flooded(headers, false).await;
+        assert!(made(&records, &sandbox), "{headers:?}");
+        let single = records.iter().filter(|one| one["kind"] == "denial").count() as u64;
+        assert!((1..100).contains(&single), "the first are there: {single}");
+        let sums: Vec<_> = records.iter().filter(|one| one["kind"] == "strangers").collect();
+        let counted: u64 = sums.iter().filter_map(|one| one["count"].as_u64()).sum();
+        assert_eq!(single + counted, 3_000, "each is counted: {sums:#?}");
+        assert_eq!(sums[0]["peers"][0]["peer"], "127.0.0.1");
+        let status = sums[0]["groups"][0]["status"].as_u64();
+        assert!(status == Some(401) || status == Some(403), "{sums:#?}");
+        assert!(sums[0]["since"].as_str() <= sums[0]["until"].as_str());
+    }
+}
+
+#[tokio::test]
 async fn one_who_hangs_up_is_noted_too() {
     let daemon = Daemon::audited().await;
     let (sandbox, _) = daemon.create(ALICE, json!({})).await;
@@ -142,6 +230,8 @@ async fn one_who_hangs_up_is_noted_too() {
     let call = records.iter().find(|one| one["kind"] == "call" && one["path"] == path.as_str());
     let call = call.unwrap_or_else(|| panic!("{records:#?}"));
     assert_eq!((&call["status"], &call["sandbox"]), (&Value::Null, &json!(sandbox)));
+    let end = records.iter().find(|one| one["kind"] == "end").expect("the command was given up");
+    assert_eq!((&end["code"], &end["request"]), (&json!("given_up"), &call["request"]));
 }
 
 #[tokio::test]
@@ -230,7 +320,7 @@ async fn calls_of_e2bs_clients_are_noted_as_well() {
     // Each once, though routers are inside one another.
     let requests: Vec<_> = records
         .iter()
-        .filter(|one| one["kind"] != "exec")
+        .filter(|one| one["kind"] == "call" || one["kind"] == "denial")
         .filter_map(|one| one["request"].as_str())
         .collect();
     let unique: std::collections::HashSet<_> = requests.iter().collect();

@@ -79,7 +79,11 @@ impl Daemon {
 
     /// Makes one that notes everything.
     pub(crate) async fn audited() -> Self {
-        Self::made(SandboxManagerConfig::default(), true).await
+        Self::audited_within(Limits::default()).await
+    }
+
+    pub(crate) async fn audited_within(limits: Limits) -> Self {
+        Self::made(SandboxManagerConfig::default(), Some(limits)).await
     }
 
     /// Takes what E2B's clients say as well.
@@ -100,18 +104,18 @@ impl Daemon {
     }
 
     pub(crate) async fn with(config: SandboxManagerConfig) -> Self {
-        Self::made(config, false).await
+        Self::made(config, None).await
     }
 
-    async fn made(config: SandboxManagerConfig, audited: bool) -> Self {
+    async fn made(config: SandboxManagerConfig, audited: Option<Limits>) -> Self {
         let state = tempfile::tempdir().expect("a directory");
         let layers = Layers::open(state.path().join("storage")).expect("a store");
         let backend = FakeBackend::new().with_layers(layers);
         let pool = PoolConfig { enabled: false, ..PoolConfig::default() };
         let config = SandboxManagerConfig { pool, ..config };
         let manager = DefaultSandboxManager::new(vec![Arc::new(backend.clone())], config);
-        let open = || Audit::open(&state.path().join("audit"), Limits::default()).expect("a log");
-        let audit = audited.then(open);
+        let open = |limits| Audit::open(&state.path().join("audit"), limits).expect("a log");
+        let audit = audited.map(open);
         Self::over(backend, manager, state, Arc::default(), audit).await
     }
 

@@ -252,6 +252,9 @@ pub struct ExecInfo {
     /// What whoever started it noted.
     #[serde(default)]
     pub note: Option<String>,
+    /// The request that it serves, as [`ExecContext`](super::ExecContext) says; may be empty.
+    #[serde(default)]
+    pub request_id: String,
     /// When it was asked for.
     pub started_at: DateTime<Utc>,
     /// How many bytes its log has taken.
@@ -308,6 +311,15 @@ pub trait ExecHandle: Send + Sync {
     /// Has nothing that was refused so far count for how it ends. Whoever drives a shell has told it
     /// of the command that met the refusal.
     fn count_from_here(&self) {}
+
+    /// Leaves it to the caller to tell of its end: to the first that asks, and to none if somebody did tell, here or in an
+    /// earlier process.
+    fn claim_end(&self) -> bool {
+        true
+    }
+
+    /// Notes that its end was told, for whoever comes after us.
+    fn end_was_told(&self) {}
 
     /// Removes it with its log, once it has ended.
     async fn forget(&self) -> Result<(), SandboxError>;

@@ -10,7 +10,7 @@ use super::{
     AcquireOptions, AttachRequest, AttachResult, Base, ForkOptions, Importer,
     IsolationRequirements, PoolConfig, Result, Sandbox, SandboxError, SandboxId,
     SandboxSelectionOptions, SandboxSession, SandboxSpec, SessionTimeouts, SignedReceipt, Snapshot,
-    SnapshotOptions,
+    SnapshotOptions, Witness,
 };
 
 fn no_snapshots() -> SandboxError {
@@ -277,6 +277,15 @@ pub trait SandboxManager: Send + Sync {
 
     /// Tells whether at least one backend works.
     async fn health(&self) -> Result<bool, SandboxError>;
+
+    /// Has somebody hear what becomes of every command from now on, and of those that ended while nobody was there to
+    /// hear it. Whoever did so before hears no more.
+    async fn witnessed_by(&self, witness: Arc<dyn Witness>) {
+        let _ = witness;
+    }
+
+    /// Tells whoever hears of commands what was summed up so far.
+    fn tell_rest(&self) {}
 }
 
 /// How a manager behaves.

@@ -27,6 +27,7 @@ mod selection;
 mod session;
 mod snapshot;
 mod spec;
+mod witness;
 
 pub use backend::{
     BackendCapabilities, BackendHealth, CreateOptions, Finding, Inspection, IsolationBackend,
@@ -69,3 +70,4 @@ pub use snapshot::{
     SnapshotId, SnapshotKind, SnapshotOptions,
 };
 pub use spec::{BindMount, OperatorOnly, SandboxSpec};
+pub use witness::{BarredDestination, BarredDestinations, BarredWhy, Outcome, Run, Witness};

@@ -7,9 +7,10 @@ use async_trait::async_trait;
 use tokio::sync::mpsc;
 
 use super::{
-    Base, Capture, Command, DiffEntry, DiffOptions, Enforcement, ExecContext, ExecId, ExecOptions,
-    ExecOutput, ExecReport, Extent, FoundExec, PortStream, Reach, Receipt, ResourceUsage, Result,
-    SandboxCapabilities, SandboxError, SandboxFiles, SandboxId, SandboxSpec, StreamOutput,
+    BarredDestinations, Base, Capture, Command, DiffEntry, DiffOptions, Enforcement, ExecContext,
+    ExecId, ExecOptions, ExecOutput, ExecReport, Extent, FoundExec, PortStream, Reach, Receipt,
+    ResourceUsage, Result, SandboxCapabilities, SandboxError, SandboxFiles, SandboxId, SandboxSpec,
+    StreamOutput,
 };
 
 /// One sandbox: a place on a host where commands run behind walls.
@@ -150,6 +151,13 @@ pub trait Sandbox: Send + Sync {
     /// Returns how much it reaches of what its spec lets it.
     fn reach(&self) -> Reach {
         Reach::default()
+    }
+
+    /// Returns what it was refused to reach since this was asked before, if anything, and if it is time to say so: whoever is
+    /// refused again and again is told of ever more rarely. With `all` it is time.
+    fn take_barred(&self, all: bool) -> Option<BarredDestinations> {
+        let _ = all;
+        None
     }
 
     /// Returns what its backend needs to find it again after a restart, to be kept in a store and

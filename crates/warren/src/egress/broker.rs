@@ -68,7 +68,7 @@ async fn serve(line: Arc<Channel>, policy: Arc<Policy>) {
     let own = Arc::new(Semaphore::new(policy.egress.options.connections.max(1)));
     let reserved = Arc::new(Semaphore::new(RESERVED));
     let mut connections = JoinSet::new();
-    let mut pace = Pace::new(Instant::now());
+    let (mut pace, mut names) = (Pace::new(Instant::now()), Pace::new(Instant::now()));
     loop {
         // Until there is a place nothing more is taken, and the sandbox alone waits.
         let Ok(place) = own.clone().acquire_owned().await else { return };
@@ -79,6 +79,12 @@ async fn serve(line: Arc<Channel>, policy: Arc<Policy>) {
             // Whoever sends nonsense is heard no more.
             Ok(None) | Err(_) => break,
         };
+        if fds.is_empty() {
+            // A name that init refused: nothing was connected. It sends fewer of them than would be waited for.
+            tokio::time::sleep_until(names.next(Instant::now())).await;
+            policy.barred.note(&told(&outward.to), None, Barred::NotAllowed);
+            continue;
+        }
         tokio::time::sleep_until(pace.next(Instant::now())).await;
         // Only now: who connects to nothing takes no place from others.
         let shared = match reserved.clone().try_acquire_owned() {
@@ -159,6 +165,7 @@ async fn connect(line: &Channel, policy: &Policy, outward: Outward, mut fds: Vec
         }
         Err(Failed::Barred { to, why, http }) => {
             tracing::debug!(to, port, ?why, "a sandbox was refused a destination");
+            policy.barred.note(&to, Some(port), why);
             // First: whoever hears of the end may end, too, and is then told why.
             line.try_send(&Refused::Destination { to: to.clone().into_bytes(), port, why });
             if http {

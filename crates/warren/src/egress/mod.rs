@@ -6,8 +6,9 @@
 //! ```
 //!
 //! A sandbox has no way out; see `docs/design/egress.md`. `Policy` decides, purely; `broker` acts; `guard` reads what
-//! is said first; `public` knows which addresses are everybody's.
+//! is said first; `public` knows which addresses are everybody's; `barred` sums up what was refused.
 
+pub(crate) mod barred;
 pub(crate) mod broker;
 pub(crate) mod guard;
 mod public;
@@ -26,6 +27,7 @@ use warren_init::plan::{self, Range};
 pub(crate) use public::{is_public, overlaps_public};
 pub use resolve::{Busy, Resolve, SystemResolver};
 
+use self::barred::Tally;
 use crate::contract::{has, width};
 use crate::profile::Profile;
 use crate::{Destination, DestinationHost, Reach, Result, SandboxError, SandboxSpec};
@@ -146,6 +148,8 @@ pub(crate) struct Policy {
     lookups: Arc<Semaphore>,
     /// Of these, those that take no place from others.
     reserved: Arc<Semaphore>,
+    /// What it was refused.
+    pub(crate) barred: Tally,
 }
 
 /// How much is reached, with what is read off it once: each request of a command is held against it.
@@ -227,8 +231,8 @@ impl Policy {
     fn new(egress: &Arc<Egress>, allowed: Vec<Destination>, everything: bool) -> Arc<Self> {
         let room = |places| Arc::new(Semaphore::new(places));
         let (lookups, reserved) = (room(LOOKUPS_EACH), room(LOOKUPS_RESERVED));
-        let (egress, reach) = (egress.clone(), watch::Sender::default());
-        Arc::new(Self { egress, allowed, everything, reach, lookups, reserved })
+        let (egress, reach, barred) = (egress.clone(), watch::Sender::default(), Tally::default());
+        Arc::new(Self { egress, allowed, everything, reach, lookups, reserved, barred })
     }
 
     /// Reports whether it lets this be reached, as somebody wrote it.

@@ -12,11 +12,11 @@ use super::registry::Life;
 use super::session::Held;
 use crate::shell::is_shell;
 use crate::{
-    Base, Capture, Command, DiffEntry, DiffOptions, Enforcement, ExecContext, ExecEnd, ExecHandle,
-    ExecId, ExecInfo, ExecMeasure, ExecOptions, ExecOutput, ExecReport, Extent, FoundExec, LogRead,
-    LogWait, PortStream, Reach, Receipt, ResourceUsage, Result, Sandbox, SandboxCapabilities,
-    SandboxError, SandboxFiles, SandboxId, SandboxSession, SessionState, SnapshotOptions,
-    StreamOutput, TerminalSize,
+    BarredDestinations, Base, Capture, Command, DiffEntry, DiffOptions, Enforcement, ExecContext,
+    ExecEnd, ExecHandle, ExecId, ExecInfo, ExecMeasure, ExecOptions, ExecOutput, ExecReport,
+    Extent, FoundExec, LogRead, LogWait, Outcome, PortStream, Reach, Receipt, ResourceUsage,
+    Result, Run, Sandbox, SandboxCapabilities, SandboxError, SandboxFiles, SandboxId,
+    SandboxSession, SessionState, SnapshotOptions, StreamOutput, TerminalSize, Witness,
 };
 
 /// A sandbox as its clients hold it.
@@ -150,35 +150,123 @@ impl Guarded {
 }
 
 impl Guarded {
-    /// Has a command on its own count as work until it ends.
+    /// Has a command on its own count as work until it ends, and its end be told.
     fn watch(&self, exec: FoundExec) {
-        // A shell that waits for commands is no work; whoever runs one in it waits for that.
-        if exec.info().end.is_some() || is_shell(&*exec) {
-            return;
-        }
-        // A sandbox that is suspended has commands all the same.
-        let Ok(work) = self.begin_as(Use::Looks, Kind::Command) else { return };
-        let stop = self.inner.stop.clone();
+        let id = self.handle.id().clone();
+        // Asked now: once it ends with its sandbox, nobody knows whose that was.
+        let client = self.inner.client_of(&id);
+        // A shell that waits for commands is no work; whoever runs one in it waits for that. A sandbox that is suspended has
+        // commands all the same.
+        let is_work = exec.info().end.is_none() && !is_shell(&*exec);
+        let work = is_work.then(|| self.begin_as(Use::Looks, Kind::Command).ok()).flatten();
+        let (inner, stop) = (Arc::clone(&self.inner), self.inner.stop.clone());
         self.inner.tasks.spawn(async move {
-            tokio::select! {
-                _ = exec.wait() => {}
-                () = stop.cancelled() => {}
+            // One that ends later is told by the next manager.
+            if let Some(end) = stop.run_until_cancelled(exec.wait()).await {
+                drop(work);
+                inner.tell_end(&*exec, &id, &client, &end);
             }
-            drop(work);
         });
     }
 
-    /// Has the commands that outlived the last manager count as work of their sessions.
+    /// Has the commands that outlived the last manager count as work of their sessions, and their ends be told.
     pub(super) async fn watch_all(&self) {
         for exec in self.handle.list_execs().await.unwrap_or_default() {
             self.watch(exec);
         }
     }
 
+    /// Tells of those that have ended and that nobody was told of.
+    pub(super) async fn tell_ended(&self) {
+        let client = self.inner.client_of(self.handle.id());
+        for exec in self.handle.list_execs().await.unwrap_or_default() {
+            if exec.info().end.is_some() {
+                self.inner.tell_end(&*exec, self.handle.id(), &client, &exec.wait().await);
+            }
+        }
+    }
+
+    /// Has it be told what becomes of a command that is waited for, also if it is given up.
+    fn telling<'a>(&'a self, ctx: &'a ExecContext) -> Option<Told<'a>> {
+        let witness = self.inner.witness()?;
+        let client = self.inner.client_of(self.handle.id());
+        Some(Told {
+            witness,
+            sandbox: self.handle.id(),
+            client,
+            request: &ctx.request_id,
+            done: false,
+        })
+    }
+
+    /// Tells of a command that was to be on its own and is not. What serves no request of its own, as a shell, nobody was
+    /// told of.
+    fn tell_unstarted(&self, ctx: &ExecContext, name: Option<&ExecId>, outcome: &Outcome<'_>) {
+        let Some(witness) = self.inner.witness().filter(|_| !ctx.request_id.is_empty()) else {
+            return;
+        };
+        let (sandbox, client) = (self.handle.id(), self.inner.client_of(self.handle.id()));
+        let run = Run { sandbox, client: &client, request: &ctx.request_id, name };
+        witness.ended(&run, outcome);
+    }
+
     fn hold(&self, exec: FoundExec) -> FoundExec {
         let guarded =
             Self::new(Arc::clone(&self.inner), Arc::clone(&self.handle), self.session.clone());
         Arc::new(GuardedExec { guarded, exec })
+    }
+}
+
+/// A command that is waited for, and whoever is told what becomes of it.
+struct Told<'a> {
+    witness: Arc<dyn Witness>,
+    sandbox: &'a SandboxId,
+    client: String,
+    request: &'a str,
+    done: bool,
+}
+
+impl Told<'_> {
+    fn say(&mut self, outcome: &Outcome<'_>) {
+        let Self { sandbox, client, request, .. } = self;
+        self.witness.ended(&Run { sandbox, client, request, name: None }, outcome);
+        self.done = true;
+    }
+}
+
+impl Drop for Told<'_> {
+    fn drop(&mut self) {
+        if !self.done {
+            self.say(&Outcome::GivenUp);
+        }
+    }
+}
+
+/// A command that is being started. Should whoever asked for it not wait, it runs all the same, or is not begun.
+struct Starting<'a> {
+    guarded: &'a Guarded,
+    /// Its name, until it was started.
+    id: Option<ExecId>,
+    ctx: &'a ExecContext,
+}
+
+impl Drop for Starting<'_> {
+    fn drop(&mut self) {
+        let Some(id) = self.id.take() else { return };
+        if tokio::runtime::Handle::try_current().is_err() {
+            return;
+        }
+        let Guarded { inner, handle, session, .. } = self.guarded;
+        let guarded = Guarded::new(Arc::clone(inner), Arc::clone(handle), session.clone());
+        let ctx = self.ctx.clone();
+        inner.tasks.spawn(async move {
+            match guarded.handle.find_exec(&id).await {
+                Ok(Some(exec)) => guarded.watch(exec),
+                Ok(None) | Err(_) => {
+                    guarded.tell_unstarted(&ctx, Some(&id), &Outcome::GivenUp);
+                }
+            }
+        });
     }
 }
 
@@ -260,8 +348,7 @@ impl Sandbox for Guarded {
     }
 
     async fn exec(&self, cmd: &Command, ctx: &ExecContext) -> Result<ExecOutput, SandboxError> {
-        let _work = self.begin(Use::Runs)?;
-        self.handle.exec(cmd, ctx).await
+        Ok(self.exec_report(cmd, ctx).await?.output)
     }
 
     async fn exec_streaming(
@@ -270,8 +357,16 @@ impl Sandbox for Guarded {
         ctx: &ExecContext,
         output_tx: mpsc::Sender<StreamOutput>,
     ) -> Result<ExecOutput, SandboxError> {
-        let _work = self.begin(Use::Runs)?;
-        self.handle.exec_streaming(cmd, ctx, output_tx).await
+        let told = self.telling(ctx);
+        let ran = async {
+            let _work = self.begin(Use::Runs)?;
+            self.handle.exec_streaming(cmd, ctx, output_tx).await
+        };
+        let report = ran.await.map(ExecReport::from);
+        if let Some(mut told) = told {
+            told.say(&Outcome::of_report(&report));
+        }
+        report.map(|report| report.output)
     }
 
     async fn is_alive(&self) -> bool {
@@ -357,8 +452,16 @@ impl Sandbox for Guarded {
         cmd: &Command,
         ctx: &ExecContext,
     ) -> Result<ExecReport, SandboxError> {
-        let _work = self.begin(Use::Runs)?;
-        self.handle.exec_report(cmd, ctx).await
+        let told = self.telling(ctx);
+        let ran = async {
+            let _work = self.begin(Use::Runs)?;
+            self.handle.exec_report(cmd, ctx).await
+        };
+        let report = ran.await;
+        if let Some(mut told) = told {
+            told.say(&Outcome::of_report(&report));
+        }
+        report
     }
 
     async fn start_exec(
@@ -367,8 +470,17 @@ impl Sandbox for Guarded {
         ctx: &ExecContext,
         options: &ExecOptions,
     ) -> Result<FoundExec, SandboxError> {
-        let _work = self.begin(Use::Runs)?;
-        let exec = self.handle.start_exec(cmd, ctx, options).await?;
+        let mut starting = Starting { guarded: self, id: options.id.clone(), ctx };
+        let started = async {
+            let work = self.begin(Use::Runs)?;
+            Ok((work, self.handle.start_exec(cmd, ctx, options).await?))
+        };
+        let started = started.await;
+        starting.id = None;
+        if let Err(error) = &started {
+            self.tell_unstarted(ctx, options.id.as_ref(), &Outcome::Failed(error));
+        }
+        let (_work, exec) = started?;
         self.watch(Arc::clone(&exec));
         Ok(self.hold(exec))
     }
@@ -397,6 +509,10 @@ impl Sandbox for Guarded {
 
     fn reach(&self) -> Reach {
         self.handle.reach()
+    }
+
+    fn take_barred(&self, all: bool) -> Option<BarredDestinations> {
+        self.handle.take_barred(all)
     }
 
     fn anchor(&self) -> Option<String> {

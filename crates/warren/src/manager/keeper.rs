@@ -951,6 +951,11 @@ impl Keeper {
             self.update(|entry| entry.ceded = false);
             return Err(error);
         }
+        if let (Some(handle), Some(witness)) = (&self.handle, self.inner.witness())
+            && let Some(barred) = handle.take_barred(true)
+        {
+            witness.barred(&self.id, &self.inner.client_of(&self.id), &barred);
+        }
         self.inner.persist_or_owe(vec![Change::DropSandbox(self.id.clone())]).await;
         self.leave();
         Ok(())

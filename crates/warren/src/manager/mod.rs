@@ -9,6 +9,7 @@
 //! | `pool.rs`, `sweep.rs` | what happens by itself |
 //! | `bounded.rs` | calls on what is not ours, with an end to each |
 //! | `snapshots.rs` | what is kept of sandboxes, and for whom |
+//! | `told.rs` | what whoever keeps account of commands is told |
 //! | `recovery.rs` | what happens with the records of the manager before |
 
 mod bounded;
@@ -23,6 +24,7 @@ mod selection;
 mod session;
 mod snapshots;
 mod sweep;
+mod told;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,6 +47,7 @@ use self::pool::Backoff;
 use self::registry::{Entry, Found, Life, Place, Registry};
 use self::selection::{Asked, Chosen, Needs, backend_lacks, cost, labels_missing, same_spec};
 use self::session::Held;
+use self::told::Telling;
 use crate::receipt::ReceiptKey;
 use crate::store::{Change, Store, StoreError};
 use crate::{
@@ -52,7 +55,7 @@ use crate::{
     CreateOptions, ForkOptions, Importer, IsolationBackend, IsolationRequirements, Limit, Receipt,
     Result, Sandbox, SandboxError, SandboxId, SandboxManager, SandboxManagerConfig,
     SandboxManagerStats, SandboxSelectionOptions, SandboxSession, SandboxSpec, SessionState,
-    SignedReceipt, Snapshot, SnapshotOptions,
+    SignedReceipt, Snapshot, SnapshotOptions, Witness,
 };
 
 /// How long a backend may take to tell what it can do or how it does.
@@ -96,6 +99,7 @@ struct Inner {
     /// Whether each is tried as a warm one is before its client has it.
     verifies: AtomicBool,
     backoff: Mutex<Backoff>,
+    telling: Mutex<Telling>,
     /// Held while what could not be taken over is tried again.
     recovering: tokio::sync::Mutex<()>,
     pool_kick: Notify,
@@ -213,6 +217,7 @@ impl DefaultSandboxManager {
             key,
             verifies: AtomicBool::new(false),
             backoff: Mutex::default(),
+            telling: Mutex::default(),
             recovering: tokio::sync::Mutex::default(),
             pool_kick: Notify::new(),
             also_warm: Mutex::default(),
@@ -323,6 +328,7 @@ impl Inner {
             self.tasks.spawn(Arc::clone(self).keep_pool());
         }
         self.tasks.spawn(Arc::clone(self).keep_swept());
+        self.tasks.spawn(Arc::clone(self).keep_told());
         if self.is_durable() {
             self.tasks.spawn(Arc::clone(self).keep_written());
         }
@@ -1229,6 +1235,14 @@ impl SandboxManager for DefaultSandboxManager {
     async fn stats(&self) -> SandboxManagerStats {
         self.inner.start();
         self.inner.registry().stats()
+    }
+
+    async fn witnessed_by(&self, witness: Arc<dyn Witness>) {
+        self.inner.tell(witness).await;
+    }
+
+    fn tell_rest(&self) {
+        self.inner.tell_barred(true);
     }
 
     async fn health(&self) -> Result<bool, SandboxError> {

@@ -78,6 +78,7 @@ impl Inner {
                     self.install(record, held, handle);
                 }
                 Fate::Gone => {
+                    self.tell_lost(&record);
                     let ids = held.into_iter().map(|record| record.session.session_id);
                     dropped.extend(ids.map(Change::DropSession));
                     dropped.push(Change::DropSandbox(id));
@@ -249,6 +250,18 @@ impl Inner {
         self.spawn_keeper(record.id, backend, Some(handle), inbox, None);
     }
 
+    /// Tells of a sandbox that somebody had and that is gone. Of one that was never made, or was being ended, its caller
+    /// heard.
+    fn tell_lost(&self, record: &SandboxRecord) {
+        let had = match record.phase {
+            Phase::Running | Phase::Suspended | Phase::Restoring => record.owner.as_ref(),
+            Phase::Creating | Phase::Destroying => None,
+        };
+        if let Some(client) = had {
+            self.tell_gone(&record.id, client);
+        }
+    }
+
     /// Removes what the host still has of sandboxes that there is no record of.
     async fn remove_strays(&self, spared: &BTreeSet<SandboxId>) {
         for (index, backend) in self.backends.iter().enumerate() {
@@ -293,6 +306,7 @@ impl Inner {
                     self.install(record, sessions, handle);
                 }
                 Fate::Gone => {
+                    self.tell_lost(&record);
                     let sessions = sessions.into_iter().map(|held| held.session.session_id);
                     let mut dropped: Vec<_> = sessions.map(Change::DropSession).collect();
                     dropped.push(Change::DropSandbox(id.clone()));

@@ -14,12 +14,12 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::{Context, Defaults, Template, TemplateName, Templates, Upload};
+use super::{Behalf, Context, Defaults, Template, TemplateName, Templates, Upload};
 use crate::image::{self, Bounds, Digest, Progress, Source};
 use crate::layers::Held;
 use crate::{
-    Base, Command, CreateOptions, ExecContext, ExecOptions, ExecUser, HostTools, Limit,
-    LogOverflow, LogStream, LogWait, Result, Sandbox, SandboxError, SandboxFiles, SandboxSpec,
+    Base, Command, CreateOptions, ExecOptions, ExecUser, FoundExec, HostTools, Limit, LogOverflow,
+    LogStream, LogWait, Result, Sandbox, SandboxError, SandboxFiles, SandboxSpec,
 };
 
 /// The directory of records of steps that were done.
@@ -615,6 +615,7 @@ impl Templates {
             Err(error) => Err(error),
         };
         let destroyed = sandbox.destroy().await;
+        self.behalf(build).barred(&*sandbox);
         let captured = captured?;
         destroyed?;
         state.base = captured.base;
@@ -706,9 +707,18 @@ impl Templates {
                     overflow: LogOverflow::Forget,
                     ..ExecOptions::default()
                 };
-                run(build, number, sandbox, &program, &options, command).await
+                let behalf = self.behalf(build);
+                let exec = behalf.start(sandbox, &program, options).await?;
+                follow(build, number, &exec, command).await
             }
         }
+    }
+
+    /// Says for whom a build has commands run: nobody asks for each, and no manager has its sandboxes.
+    fn behalf(&self, build: &Build) -> Behalf {
+        let witness = self.inner.witness.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (client, request) = (build.owner.clone(), format!("build-{}", build.id));
+        Behalf::new(witness, client, request).telling(self.inner.tasks.clone())
     }
 
     /// Tries what is started in sandboxes, and writes the template.
@@ -719,11 +729,13 @@ impl Templates {
             let mut spec = request.spec.clone();
             state.defaults.apply(&mut spec);
             let sandbox = self.inner.backend.create_sandbox_with(&spec, &options).await?;
+            let behalf = self.behalf(build);
             let begun = tokio::select! {
-                begun = super::begin(&*sandbox, &state.defaults, READY) => begun,
+                begun = super::begin(&*sandbox, &state.defaults, READY, &behalf) => begun,
                 () = build.cancel.cancelled() => Err(cancelled()),
             };
             let destroyed = sandbox.destroy().await;
+            behalf.barred(&*sandbox);
             begun?;
             destroyed?;
         }
@@ -812,16 +824,8 @@ pub(super) fn shell(
     program
 }
 
-/// Runs a command to its end, and has the build say what it says.
-async fn run(
-    build: &Build,
-    number: &str,
-    sandbox: &dyn Sandbox,
-    program: &Command,
-    options: &ExecOptions,
-    shown: &str,
-) -> Result<()> {
-    let exec = sandbox.start_exec(program, &ExecContext::default(), options).await?;
+/// Waits for the end of a command, and has the build say what it says.
+async fn follow(build: &Build, number: &str, exec: &FoundExec, shown: &str) -> Result<()> {
     let mut offset = 0;
     let mut lines = [Vec::new(), Vec::new()];
     loop {

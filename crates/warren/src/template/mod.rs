@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-pub use begin::{START, begin};
+pub use begin::{Behalf, START, begin};
 pub use build::{
     Build, BuildRequest, BuildStatus, Failure, LogEntry, LogLevel, Origin, Step, StepKind,
 };
@@ -44,7 +44,7 @@ use crate::image::Registries;
 use crate::layers::records::Records;
 use crate::layers::{Held, Layers};
 use crate::profile::ProfileUsers;
-use crate::{Base, IsolationBackend, Result, SandboxError, SandboxSpec};
+use crate::{Base, IsolationBackend, Result, SandboxError, SandboxSpec, Witness};
 
 /// The directory of these records.
 const KIND: &str = "templates";
@@ -205,6 +205,8 @@ struct Inner {
     room: Arc<Room>,
     tasks: TaskTracker,
     stop: CancellationToken,
+    /// Who hears of what steps run.
+    witness: Mutex<Option<Arc<dyn Witness>>>,
 }
 
 impl Templates {
@@ -221,6 +223,7 @@ impl Templates {
             room: Arc::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
+            witness: Mutex::default(),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -228,6 +231,11 @@ impl Templates {
     /// Returns the store of what they stand on.
     pub fn layers(&self) -> &Layers {
         &self.inner.layers
+    }
+
+    /// Has somebody hear of every command that a build runs from now on.
+    pub fn witnessed_by(&self, witness: Arc<dyn Witness>) {
+        *self.inner.witness.lock().unwrap_or_else(PoisonError::into_inner) = Some(witness);
     }
 
     /// Ends every build, and waits until nothing is left of them.

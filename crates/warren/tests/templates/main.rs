@@ -276,14 +276,16 @@ async fn what_a_template_starts_runs_in_each_sandbox_and_is_waited_for() {
     place.ready("server", recipe).await;
     let template = place.templates.find("me", "server").unwrap();
     let sandbox = place.sandbox("server").await;
-    template::begin(&*sandbox, &template.defaults, Duration::from_secs(60)).await.unwrap();
+    let nobody = template::Behalf::default();
+    template::begin(&*sandbox, &template.defaults, Duration::from_secs(60), &nobody).await.unwrap();
     assert_eq!(sh(&*sandbox, "cat /srv/up").await, "served\n");
-    template::begin(&*sandbox, &template.defaults, Duration::from_secs(60)).await.unwrap();
+    template::begin(&*sandbox, &template.defaults, Duration::from_secs(60), &nobody).await.unwrap();
     let execs = sandbox.list_execs().await.unwrap();
     let started = execs.iter().filter(|exec| exec.id().as_str() == template::START);
     assert_eq!(started.count(), 1, "nothing is started twice");
     let never = template::Defaults { ready: Some("false".to_owned()), ..Default::default() };
-    let error = template::begin(&*sandbox, &never, Duration::from_millis(50)).await.unwrap_err();
+    let error =
+        template::begin(&*sandbox, &never, Duration::from_millis(50), &nobody).await.unwrap_err();
     assert!(matches!(error, SandboxError::Timeout { .. }), "{error}");
     sandbox.destroy().await.unwrap();
 }

@@ -241,7 +241,7 @@ impl Control {
                 let made = self.api().acquire_on(who, &spec, &template.base, &fresh).await?;
                 // Before what the template has begin in it.
                 let made = self.lead(made, &wanted.reach).await?;
-                if let Err(error) = self.api().begin(&*made.1, defaults).await {
+                if let Err(error) = self.api().begin(who, &*made.1, defaults).await {
                     self.api().undo(&made.0).await;
                     return Err(error);
                 }

@@ -11,7 +11,7 @@ use futures_util::{Stream, stream};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use warren::{
-    Command, ExecCause, ExecContext, ExecEnd, ExecInput, ExecOptions, ExecUser, FoundExec,
+    Command, ExecCause, ExecContext, ExecEnd, ExecId, ExecInput, ExecOptions, ExecUser, FoundExec,
     LogOverflow, LogPiece, LogStream, LogWait, MAX_EXEC_NOTE, ProgramFault, SandboxError,
     TerminalSize,
 };
@@ -132,7 +132,9 @@ pub(super) async fn start(
     }
     let user = call.user()?;
     let terminal = request.pty.as_ref().map(size).transpose()?;
+    let name = ExecId::new();
     let options = ExecOptions {
+        id: Some(name.clone()),
         input: match (&terminal, request.stdin) {
             (None, Some(false)) => ExecInput::Closed,
             (Some(_), _) | (None, Some(true) | None) => ExecInput::Open,
@@ -146,17 +148,19 @@ pub(super) async fn start(
     let mut command = Command::new(config.cmd).args(config.args);
     command.env = config.envs;
     command.timeout = deadline;
-    let context = ExecContext { extra_env: call.entry.env.clone(), ..ExecContext::default() };
+    let who = call.who();
+    let context = ExecContext { extra_env: call.entry.env.clone(), ..who.context() };
 
     let api = &call.e2b.0.api;
     let words = std::iter::once(&command.program).chain(&command.args).map(String::as_str);
     let exec = Exec {
         sandbox: call.entry.sandbox.id().to_string(),
+        name: Some(name.0),
         workdir: options.user.as_ref().and_then(|user| user.workdir.clone()),
         ..Exec::default()
     };
     let exec = exec.command(words).variables(command.env.keys().map(String::as_str));
-    let running = api.run_one(&call.who(), exec).await?;
+    let running = api.run_one(&who, exec).await?;
     let started = call.entry.sandbox.start_exec(&command, &context, &options).await;
     let exec = started.map_err(|error| match error {
         SandboxError::Program { kind: ProgramFault::User, .. } => Failure::no_user(user),

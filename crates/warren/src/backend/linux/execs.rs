@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -24,7 +25,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
-use warren_init::log::{self, Head, META, Overflow, Runs, Stream, VERDICT};
+use warren_init::log::{self, Head, META, Overflow, Runs, Stream, TOLD, VERDICT};
 use warren_init::protocol::{
     Ended, Exec, ExecControl, ExecEvent, Input, Request, Stage, Streams, Used,
 };
@@ -63,6 +64,8 @@ const LARGE: &str = "/var/tmp";
 const ADOPTION: Duration = Duration::from_secs(1);
 /// How much of a command is noted, to be shown.
 const MAX_SHOWN: usize = 4 << 10;
+/// How much of the name of a request is.
+const MAX_REQUEST: usize = 128;
 
 /// The execs of one sandbox.
 #[derive(Debug, Default)]
@@ -132,6 +135,9 @@ struct Note {
     /// What whoever started it noted.
     #[serde(default)]
     text: Option<String>,
+    /// The request that it serves.
+    #[serde(default)]
+    request: String,
     forgets: bool,
     /// Tells whether a later request of the same name is for the same.
     fingerprint: u64,
@@ -161,6 +167,8 @@ pub(crate) struct LoggedExec {
     core: Weak<Core>,
     origin: Origin,
     keep: Keep,
+    /// Whether somebody tells of its end, or did.
+    told: AtomicBool,
 }
 
 /// Who started an exec.
@@ -309,6 +317,7 @@ impl LinuxSandbox {
         limits: &ResourceLimits,
         options: &ExecOptions,
         keep: Keep,
+        request: &str,
     ) -> Result<Hold> {
         let id = options.id.clone().unwrap_or_default();
         id.validate()?;
@@ -320,6 +329,7 @@ impl LinuxSandbox {
             started_at: Utc::now(),
             terminal: options.terminal.is_some(),
             text: options.note.clone(),
+            request: request.chars().take(MAX_REQUEST).collect(),
             forgets: options.overflow == LogOverflow::Forget,
             fingerprint,
             before: self.instance().groups().refusals(),
@@ -513,6 +523,8 @@ impl LinuxSandbox {
         let exec =
             LoggedExec::new(self, id.clone(), note, place, file, Origin::Another, Keep::Named);
         let exec = Arc::new(exec);
+        let told = exec.file().and_then(|file| log::read_note(&*file, TOLD));
+        exec.told.store(told.is_ok_and(|told| told.is_some()), Ordering::Release);
         guard(&self.execs().table).insert(id.clone(), exec.clone());
         if let Some(end) = verdict {
             exec.settle(Finish::Ended(Box::new(end)));
@@ -612,6 +624,7 @@ impl LoggedExec {
             core: sandbox.downgrade(),
             origin,
             keep,
+            told: AtomicBool::new(false),
         }
     }
 
@@ -869,6 +882,7 @@ impl ExecHandle for LoggedExec {
             pid: phase.pid,
             terminal: self.note.terminal,
             note: self.note.text.clone(),
+            request_id: self.note.request.clone(),
             started_at: self.note.started_at,
             logged: size.unwrap_or(0),
             input_taken: phase.input_taken,
@@ -1007,6 +1021,23 @@ impl ExecHandle for LoggedExec {
     fn count_from_here(&self) {
         if let Some(core) = self.core.upgrade() {
             *guard(&self.before) = core.refusals();
+        }
+    }
+
+    fn claim_end(&self) -> bool {
+        !self.told.swap(true, Ordering::AcqRel)
+    }
+
+    fn end_was_told(&self) {
+        let Some(core) = self.core.upgrade() else { return };
+        // Held: one that is forgotten has no file, and another may have its name.
+        let table = guard(&core.execs().table);
+        let is_known = table.get(&self.id).is_some_and(|known| std::ptr::eq(&**known, self));
+        if is_known
+            && let (Place::Path(_), Ok(file)) = (&self.place, self.file())
+            && let Err(error) = log::write_note(&*file, TOLD, b"told")
+        {
+            tracing::warn!(exec = %self.id, %error, "the end of an exec may be told twice");
         }
     }
 

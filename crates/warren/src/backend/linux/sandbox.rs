@@ -46,9 +46,9 @@ use crate::layers::Held;
 use crate::profile::{self, Profile, ProfileUsers, Seccomp, capability_names};
 use crate::receipt;
 use crate::{
-    Base, Capture, Command, CreateOptions, DiffEntry, DiffOptions, Enforcement, ExecCause,
-    ExecContext, ExecHandle, ExecId, ExecOptions, ExecOutput, ExecReport, Explain, Extent,
-    FoundExec, Layer, Limit, LogPiece, LogStream, LogWait, PortStream, Reach, Receipt,
+    BarredDestinations, Base, Capture, Command, CreateOptions, DiffEntry, DiffOptions, Enforcement,
+    ExecCause, ExecContext, ExecHandle, ExecId, ExecOptions, ExecOutput, ExecReport, Explain,
+    Extent, FoundExec, Layer, Limit, LogPiece, LogStream, LogWait, PortStream, Reach, Receipt,
     ResourceLimits, ResourceUsage, Result, Sandbox, SandboxCapabilities, SandboxError,
     SandboxFiles, SandboxId, SandboxSpec, StreamOutput, TimeLimits,
 };
@@ -1118,7 +1118,7 @@ impl LinuxSandbox {
         }
         self.terms.settle_user(&mut plan)?;
         let state = self.running().await?;
-        let started = self.start_logged(plan, &spec.limits, options, keep).await;
+        let started = self.start_logged(plan, &spec.limits, options, keep, &ctx.request_id).await;
         drop(state);
         started.map_err(|error| self.explain(error))
     }
@@ -1420,6 +1420,10 @@ impl Sandbox for LinuxSandbox {
         }
         policy.set_reach(reach.clone());
         Ok(())
+    }
+
+    fn take_barred(&self, all: bool) -> Option<BarredDestinations> {
+        self.core.instance().policy()?.barred.take(all)
     }
 
     fn reach(&self) -> Reach {

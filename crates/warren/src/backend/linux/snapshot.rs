@@ -310,6 +310,9 @@ impl LinuxSandbox {
                 return Err(error);
             }
         };
+        if let (Some(new), Some(old)) = (&egress, old.policy()) {
+            new.barred.go_on_from(&old.barred);
+        }
         instance.stand_on(base.clone(), Some(held), plan.overlays.clone());
         self.replace(&inputs, &plan, instance);
         *state = State::Running;
