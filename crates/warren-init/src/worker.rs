@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use rustix::process::Pid;
+use rustix::process::{Pid, Resource};
 use warren_sys::{cred, fd, process, surface};
 
 use crate::exec::Starter;
@@ -52,7 +52,10 @@ impl Workers {
             }
             Ok(None) => {
                 let data = (!fds.is_empty()).then(|| fds.remove(0));
-                if prepare(&channel, data.as_ref()).is_ok() && identify(starter, user).is_ok() {
+                let ready = prepare(&channel, data.as_ref())
+                    .and_then(|()| bound(starter))
+                    .and_then(|()| identify(starter, user));
+                if ready.is_ok() {
                     files::serve(request, user, &channel, data);
                 }
                 process::exit_now(0)
@@ -79,6 +82,13 @@ fn prepare(channel: &OwnedFd, data: Option<&OwnedFd>) -> std::io::Result<()> {
     // This end is nobody else's. A worker may wait; init may not.
     let flags = rustix::fs::fcntl_getfl(channel)?;
     Ok(rustix::fs::fcntl_setfl(channel, flags - OFlags::NONBLOCK)?)
+}
+
+/// Gives it a command's bound on what one file may have, where that is all that bounds the sandbox's disk: what is
+/// uploaded is the sandbox's as well.
+fn bound(starter: &Starter) -> std::io::Result<()> {
+    let bytes = starter.ruled.and_then(|ruled| ruled.file_bytes);
+    bytes.map_or(Ok(()), |bytes| process::limit(Resource::Fsize, bytes))
 }
 
 /// Becomes who is to do it: a command's equal or, where there are several users, one of them with the

@@ -507,10 +507,17 @@ pub fn reap_again() {
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
 }
 
-/// What a terminal or a supervisor sends to a whole group of processes, and what a pipe does to one
-/// who writes when nobody reads any more.
-const IGNORED: [i32; 6] =
-    [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP, libc::SIGTERM, libc::SIGTSTP, libc::SIGPIPE];
+/// What a terminal or a supervisor sends to a whole group of processes, and what is done to one who writes to a pipe that
+/// nobody reads any more, or more to a file than that may have: both are told by the write, too.
+const IGNORED: [i32; 7] = [
+    libc::SIGINT,
+    libc::SIGQUIT,
+    libc::SIGHUP,
+    libc::SIGTERM,
+    libc::SIGTSTP,
+    libc::SIGPIPE,
+    libc::SIGXFSZ,
+];
 
 /// Ignores the signals that are meant for a whole group of processes, or for nobody, and gives every
 /// other its default meaning again.

@@ -235,7 +235,8 @@ fn fault_of(errno: i32) -> FileFault {
         Errno::NOTEMPTY => FileFault::NotEmpty,
         Errno::ACCESS | Errno::PERM | Errno::BUSY => FileFault::Denied,
         Errno::ROFS => FileFault::ReadOnly,
-        Errno::NOSPC | Errno::DQUOT | Errno::NOMEM => FileFault::NoSpace,
+        // Too large a file: where no filesystem bounds them all, each is bounded by itself.
+        Errno::NOSPC | Errno::DQUOT | Errno::NOMEM | Errno::FBIG => FileFault::NoSpace,
         Errno::NAMETOOLONG | Errno::INVAL | Errno::ILSEQ => FileFault::InvalidPath,
         Errno::LOOP => FileFault::Loop,
         Errno::NXIO | Errno::NODEV => FileFault::Special,
