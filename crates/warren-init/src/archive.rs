@@ -13,6 +13,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps};
 use rustix::io::Errno;
 
+use crate::steps;
+
 const BLOCK: usize = 512;
 /// The longest path in an archive.
 const MAX_PATH: usize = 4095;
@@ -403,7 +405,7 @@ fn open_beneath(dir: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> rustix::io::
         place = Some(rustix::fs::openat(from, part, on_the_way, Mode::empty())?);
     }
     let from = place.as_ref().map_or(dir, AsFd::as_fd);
-    rustix::fs::openat(from, name, flags | OFlags::NOFOLLOW, Mode::empty())
+    steps::open_name(from, name, flags, Mode::empty())
 }
 
 /// Checks a path of an archive and returns it without what means nothing; empty for the top itself.

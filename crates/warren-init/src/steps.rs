@@ -6,7 +6,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::{CWD, FileType, Mode, OFlags};
 use rustix::io::{Errno, Result};
 
 /// How many links in a row are followed, as the kernel has it.
@@ -59,12 +59,34 @@ pub(crate) fn open(
             }
         }
         if is_last {
-            // What has become a link since is one link too many.
-            return rustix::fs::openat(&place, &name[..], flags | OFlags::NOFOLLOW, mode);
+            let opened = open_name(place.as_fd(), &name, flags, mode)?;
+            // What has become a link since is one link too many. The kernel says so itself, but not to who asks for the
+            // place alone: he gets the link.
+            let wants_its_end = flags.contains(OFlags::PATH) && !flags.contains(OFlags::NOFOLLOW);
+            return if wants_its_end && is_link(&opened)? { Err(Errno::LOOP) } else { Ok(opened) };
         }
         place = step(place.as_fd(), &name)?;
     }
     Err(Errno::NOENT)
+}
+
+/// Opens what has a name in a directory, and follows no link.
+///
+/// gVisor's kernel follows one that is opened as a directory, whatever `O_NOFOLLOW` says, unless only its place is asked
+/// for; and says EINVAL where it has just seen a file and then finds a link.
+pub(crate) fn open_name(
+    dir: BorrowedFd<'_>,
+    name: &[u8],
+    flags: OFlags,
+    mode: Mode,
+) -> Result<OwnedFd> {
+    if flags.contains(OFlags::DIRECTORY) && !flags.contains(OFlags::PATH) {
+        return rustix::fs::openat(step(dir, name)?, c".", flags, mode);
+    }
+    match rustix::fs::openat(dir, name, flags | OFlags::NOFOLLOW, mode) {
+        Err(Errno::INVAL) => Err(Errno::LOOP),
+        opened => opened,
+    }
 }
 
 fn top() -> Result<OwnedFd> {
@@ -92,6 +114,10 @@ fn link_at(place: &OwnedFd, name: &[u8], is_last: bool) -> Result<Option<Vec<u8>
         Err(Errno::NOENT) if is_last => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+fn is_link(place: &OwnedFd) -> Result<bool> {
+    Ok(FileType::from_raw_mode(rustix::fs::fstat(place)?.st_mode) == FileType::Symlink)
 }
 
 fn is_magic(place: &OwnedFd, target: &[u8]) -> Result<bool> {
@@ -189,7 +215,13 @@ mod tests {
         ];
         let mut opened = 0;
         for name in names {
-            for flags in [OFlags::PATH, OFlags::PATH | OFlags::NOFOLLOW, OFlags::RDONLY] {
+            for flags in [
+                OFlags::PATH,
+                OFlags::PATH | OFlags::NOFOLLOW,
+                OFlags::RDONLY,
+                OFlags::RDONLY | OFlags::DIRECTORY,
+                OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW,
+            ] {
                 let [kernels, ours] = both(top.as_fd(), name, flags, Links::Plain);
                 assert_eq!(ours, kernels, "{name} {flags:?}");
                 opened += usize::from(ours.is_ok());
