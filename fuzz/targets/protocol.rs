@@ -7,7 +7,8 @@ use std::fmt::Debug;
 use libfuzzer_sys::fuzz_target;
 use warren_init::protocol::files::{FileEvent, FileRequest};
 use warren_init::protocol::{
-    Done, ExecControl, ExecEvent, Report, Request, Standing, parse_inline, write_inline,
+    Done, ExecControl, ExecEvent, Outward, Report, Request, Standing, Tries, parse_inline,
+    write_inline,
 };
 
 fn both<T: Debug + PartialEq + serde::Serialize + serde::de::DeserializeOwned>(packet: &[u8]) {
@@ -19,7 +20,7 @@ fn both<T: Debug + PartialEq + serde::Serialize + serde::de::DeserializeOwned>(p
 
 fuzz_target!(|data: &[u8]| {
     let Some((kind, packet)) = data.split_first() else { return };
-    match kind % 8 {
+    match kind % 10 {
         0 => both::<Report>(packet),
         1 => both::<Request>(packet),
         2 => both::<ExecControl>(packet),
@@ -27,6 +28,8 @@ fuzz_target!(|data: &[u8]| {
         4 => both::<Done>(packet),
         5 => both::<Standing>(packet),
         6 => both::<FileRequest>(packet),
-        _ => both::<FileEvent>(packet),
+        7 => both::<FileEvent>(packet),
+        8 => both::<Outward>(packet),
+        _ => both::<Tries>(packet),
     }
 });

@@ -15,7 +15,7 @@ pub fn connect(data: &[u8]) {
 pub fn requests(data: &[u8]) {
     let Some((kind, bytes)) = data.split_first() else { return };
     let text = String::from_utf8_lossy(bytes);
-    match kind % 8 {
+    match if *kind < 128 { kind % 8 } else { 8 } {
         0 => {
             if let Ok(body) = serde_json::from_slice::<CreateSandboxBody>(bytes)
                 && let Ok(spec) = body.spec()
@@ -45,6 +45,7 @@ pub fn requests(data: &[u8]) {
         }
         5 => principal::fuzz(&text),
         6 => keys::fuzz(bytes),
+        8 => e2b::control::fuzz(bytes),
         _ => {
             let mut lines = text.lines();
             let Some(Ok(uri)) = lines.next().map(str::parse::<Uri>) else { return };

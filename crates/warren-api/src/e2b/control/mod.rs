@@ -78,6 +78,13 @@ impl fmt::Debug for Control {
     }
 }
 
+/// Reads what is asked of the control plane.
+#[cfg(feature = "fuzz")]
+pub(crate) fn fuzz(body: &[u8]) {
+    sandboxes::fuzz(body);
+    templates::fuzz(body);
+}
+
 /// Locks what is touched for moments; a panic elsewhere leaves plain values behind.
 fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

@@ -176,6 +176,24 @@ fn wanted(body: &NewSandbox, generation: Generation) -> Result<Wanted, ApiError>
     })
 }
 
+/// Reads what is asked for of a sandbox.
+#[cfg(feature = "fuzz")]
+pub(super) fn fuzz(bytes: &[u8]) {
+    if let Ok(body) = serde_json::from_slice::<NewSandbox>(bytes) {
+        for generation in [Generation::First, Generation::Second] {
+            if let Ok(wanted) = wanted(&body, generation) {
+                // Ports that are not for everybody are those of a sandbox that is not either.
+                assert!(wanted.traffic_token.is_none() || wanted.access_token.is_some());
+                assert!(body.allow_internet_access != Some(false) || !wanted.reach.deny.is_empty());
+            }
+        }
+    }
+    if let Ok(rules) = serde_json::from_slice::<Network>(bytes) {
+        let _ = rules.reach(None);
+    }
+    let _ = serde_json::from_slice::<Lease>(bytes);
+}
+
 /// A sandbox that was just made, and the session that has it.
 type Made = (SandboxSession, Arc<dyn Sandbox>);
 

@@ -95,6 +95,18 @@ pub(super) struct Tags {
     tags: Vec<String>,
 }
 
+/// Reads what is asked for of a template.
+#[cfg(feature = "fuzz")]
+pub(super) fn fuzz(bytes: &[u8]) {
+    if let Ok(body) = serde_json::from_slice::<NewTemplate>(bytes) {
+        let _ = body.name.parse::<TemplateName>();
+    }
+    if let Ok(NewBuild { from_image: Some(image), .. }) = serde_json::from_slice(bytes) {
+        let _ = image.parse::<Source>();
+    }
+    let _ = serde_json::from_slice::<Tags>(bytes);
+}
+
 fn no_template(name: &str) -> ApiError {
     let shown: String = name.chars().take(128).collect();
     ApiError::new(StatusCode::NOT_FOUND, "not_found", format!("template '{shown}' not found"))
