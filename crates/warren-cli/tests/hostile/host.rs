@@ -60,6 +60,8 @@ pub(crate) static ROOT: Column = linux("linux-root", Who::Root);
 pub(crate) static NOBODY: Column = linux("linux-nobody", Who::Nobody);
 pub(crate) static ROOT_INSIDE: Column = linux("linux-dev", Who::RootInside);
 pub(crate) static LANDLOCK: Column = other("landlock-root", Who::Root, "landlock", "process");
+pub(crate) static LANDLOCK_NOBODY: Column =
+    other("landlock-nobody", Who::Nobody, "landlock", "process");
 pub(crate) static OCI_CRUN: Column = other("oci-crun", Who::Root, "oci-crun", "container");
 pub(crate) static OCI_RUNC: Column = other("oci-runc", Who::Root, "oci-runc", "container");
 pub(crate) static OCI_RUNSC: Column = other("oci-runsc", Who::Root, "oci-runsc", "kernel");
@@ -299,6 +301,12 @@ impl Host {
     /// Whether the sandboxes have namespaces, and so a root, ids and a view of processes of their own.
     pub(crate) fn has_namespaces(&self) -> bool {
         self.column.backend != "landlock"
+    }
+
+    /// Whether a sandbox has nothing of its own to be told by but rules: neither namespaces nor another user than the
+    /// caller's.
+    pub(crate) fn is_callers_own(&self) -> bool {
+        !self.has_namespaces() && self.who() == Who::Nobody
     }
 
     /// Whether a container runtime puts up the walls.

@@ -38,6 +38,7 @@ macro_rules! hostile_by_init {
         columns! { as_root, crate::host::ROOT, [$($name),+] }
         columns! { as_user, crate::host::NOBODY, [$($name),+] }
         columns! { by_landlock, crate::host::LANDLOCK, [$($name),+] }
+        columns! { by_landlock_as_user, crate::host::LANDLOCK_NOBODY, [$($name),+] }
         columns! { by_oci_crun, crate::host::OCI_CRUN, [$($name),+] }
     };
 }
@@ -55,9 +56,12 @@ macro_rules! hostile_by_linux {
 macro_rules! hostile_at_once {
     ($($name:ident),+ $(,)?) => {
         mod at_once {
-            use crate::host::{Column, LANDLOCK, NOBODY, OCI_CRUN, OCI_RUNSC, ROOT, check_at_once};
+            use crate::host::{
+                Column, LANDLOCK, LANDLOCK_NOBODY, NOBODY, OCI_CRUN, OCI_RUNSC, ROOT, check_at_once,
+            };
 
-            const COLUMNS: [&Column; 5] = [&ROOT, &NOBODY, &LANDLOCK, &OCI_CRUN, &OCI_RUNSC];
+            const COLUMNS: [&Column; 6] =
+                [&ROOT, &NOBODY, &LANDLOCK, &LANDLOCK_NOBODY, &OCI_CRUN, &OCI_RUNSC];
             $(#[test] fn $name() { check_at_once(&COLUMNS, stringify!($name), super::$name); })+
         }
     };
@@ -67,6 +71,7 @@ macro_rules! hostile_at_once {
 macro_rules! on_each_backend {
     ($names:tt) => {
         columns! { by_landlock, crate::host::LANDLOCK, $names }
+        columns! { by_landlock_as_user, crate::host::LANDLOCK_NOBODY, $names }
         on_each_container! { $names }
     };
 }

@@ -171,7 +171,8 @@ fn a_fork_bomb_stops_at_the_limit_and_the_host_still_works(host: &Host) {
 /// A sandbox of so many processes. A kernel of its own does not hold that exactly, which has to be accepted.
 fn of_so_many(host: &Host, processes: u32) -> Place<'_> {
     let sandbox = host.sandbox().with(&format!("--pids {processes}"));
-    if host.has_own_kernel() { sandbox.with("--accept-missing processes") } else { sandbox }
+    let nearly = host.has_own_kernel() || host.is_callers_own();
+    if nearly { sandbox.with("--accept-missing processes") } else { sandbox }
 }
 
 /// A sandbox with 64 MiB. A plain user without a cgroup has to accept that init watches it.
@@ -439,6 +440,10 @@ fn spinning_sandboxes_leave_the_host_its_share(host: &Host) {
     eprintln!(
         "a host process, and each of {count} sandboxes: {seen:.2?}; held down: {control:.2?}"
     );
+    if host.is_callers_own() && !is_fair(&seen) {
+        // Its init, which looks through all of /proc now and then, takes as much beside each command.
+        return host.not_promised("limits");
+    }
     assert!(is_fair(&seen), "less than half of what each sandbox has: {seen:.2?}");
     let spins = seen.iter().all(|(_, theirs)| *theirs > 0.1 / f64::from(count));
     assert!(spins, "control: the sandboxes do spin: {seen:.2?}");
@@ -514,6 +519,11 @@ fn a_reader_that_never_reads_holds_up_nobody(host: &Host) {
 // S17: ids of its own, or limits of the user namespace
 fn what_the_kernel_has_for_each_user_is_left_to_the_others(host: &Host) {
     let roomy = || host.sandbox().with("--open-files 1000 --timeout 60s");
+    if host.is_callers_own() {
+        let held = roomy().start(&["hold-inotify"]);
+        assert_eq!(host.bare().ask("inotify").result, "EMFILE", "one account: {:?}", held.ready);
+        return host.not_promised("an account of its own");
+    }
     for (hold, one) in [("hold-inotify", "inotify"), ("hold-signals", "queue-signal")] {
         // Control: on the host one process of a user takes it from all others of that user.
         let held = host.bare().start(&[hold]);
@@ -955,7 +965,12 @@ fn killing_everything_inside_ends_only_the_sandbox(host: &Host) {
         assert!(ended.took < Duration::from_secs(8), "{case}: {ended:?}");
     }
     let report = host.sandbox().with("--timeout 3s").probe_report("kill -1 9");
-    assert!(["exited", "signalled", "lost", "timed_out"].contains(&report.cause()), "{report:#?}");
+    // Where init is the same user it is among those, and the sandbox ends with it.
+    let ended = host.is_callers_own() && report.0["error"]["code"] == "ended";
+    assert!(
+        ended || ["exited", "signalled", "lost", "timed_out"].contains(&report.cause()),
+        "{report:#?}"
+    );
     // Control: neither the host's process nor the neighbour felt any of it, and both still end well.
     assert_eq!(neighbour.end().code, Some(0), "the neighbour");
     assert_eq!(victim.end().code, Some(0), "the host's process");
