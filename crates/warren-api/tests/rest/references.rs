@@ -162,7 +162,7 @@ fn references() -> Vec<(&'static str, &'static str, Value, u16)> {
 }
 
 #[tokio::test]
-async fn b3_what_is_anothers_is_answered_like_what_never_was_wherever_it_is_named() {
+async fn b3_what_is_others_is_answered_like_what_never_was_wherever_it_is_named() {
     let daemon = Daemon::new().await;
     let theirs = furnish(&daemon).await;
     let nobodys = Things::nobodys(&theirs);
@@ -210,7 +210,7 @@ async fn b3_what_is_anothers_is_answered_like_what_never_was_wherever_it_is_name
 }
 
 #[tokio::test]
-async fn b3_a_build_that_begins_with_anothers_template_fails_as_if_there_were_none() {
+async fn b3_a_build_that_begins_with_others_template_fails_as_if_there_were_none() {
     let daemon = Daemon::new().await.speak_e2b().await;
     let theirs = furnish(&daemon).await;
     let nobodys = Things::nobodys(&theirs);
@@ -275,7 +275,7 @@ async fn b3_a_build_that_begins_with_anothers_template_fails_as_if_there_were_no
 }
 
 #[tokio::test]
-async fn b9_anothers_idempotency_key_is_a_key_like_any_other() {
+async fn b9_others_idempotency_key_is_a_key_like_any_other() {
     let daemon = Daemon::new().await.speak_e2b().await;
     let body = json!({ "name": "web", "environment": { "SECRET": "s3cret" } });
     let create = async |peer, key: &str| {
@@ -317,7 +317,7 @@ async fn b9_anothers_idempotency_key_is_a_key_like_any_other() {
 }
 
 #[tokio::test]
-async fn b3_the_id_of_anothers_event_leads_to_none_of_theirs() {
+async fn b3_the_id_of_others_event_leads_to_none_of_theirs() {
     let daemon = Daemon::new().await;
     let mut alices = follow(&daemon, ALICE, None).await;
     let (_, session) = daemon.create(ALICE, json!({})).await;
@@ -374,7 +374,7 @@ mod needs_root {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn b3_the_names_of_anothers_commands_and_shells_mean_nothing_in_ones_own_sandbox() {
+    async fn b3_the_names_of_others_commands_and_shells_mean_nothing_in_ones_own_sandbox() {
         let daemon = Daemon::on_linux().await;
         let (theirs, _) = daemon.create(ALICE, json!({})).await;
         let (own, _) = daemon.create(BOB, json!({})).await;
@@ -444,7 +444,7 @@ mod needs_root {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn b3_anothers_watcher_and_process_mean_nothing_in_ones_own_sandbox_of_e2b() {
+    async fn b3_others_watcher_and_process_mean_nothing_in_ones_own_sandbox_of_e2b() {
         let daemon = Daemon::on_linux().await;
         let make = async |tenant: &str| {
             let key = daemon.keys().create_for_e2b(tenant, Quotas::default()).unwrap().0;
