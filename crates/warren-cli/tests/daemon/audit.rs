@@ -132,10 +132,12 @@ fn a_command_that_ends_while_no_daemon_runs_is_noted_once_by_the_next() {
     awaited(&place, "end", &id, 1);
     // Whoever looks that soon may see what was written before it was noted that it was.
     std::thread::sleep(Duration::from_millis(100));
-    let script = "sleep 1; exit 7";
+    let script = "sleep 2; exit 7";
     daemon.ok(&["exec", "-d", "--id", "between", &id, "--", "sh", "-c", script]);
+    // What was done in its last moments a daemon that is killed has not written.
+    awaited(&place, "exec", &id, 2);
     let place = daemon.kill().into_place();
-    std::thread::sleep(Duration::from_secs(2));
+    std::thread::sleep(Duration::from_secs(3));
     let nobody = records(&place, &["--sandbox", &id]);
     let ended = |all: &[Value], name: &str| {
         let own = named(all, name);
