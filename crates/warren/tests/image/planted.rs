@@ -156,7 +156,10 @@ mod needs_root {
     async fn f10_links_planted_in_a_root_lead_no_runtime_anywhere() {
         // What prepares the root is the same for each of them; what they do with it themselves is not.
         for (runtime, names) in [
-            (OciRuntime::Crun, &WALKED[..]),
+            (
+                OciRuntime::Crun,
+                &["proc", "sys", "dev", "dev/null", "dev/console", "dev/pts", "tmp"][..],
+            ),
             (OciRuntime::Runc, &["proc", "sys", "dev", "dev/null", "dev/console", "dev/pts"]),
             (OciRuntime::Runsc, &["proc", "dev"]),
         ] {
