@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, Read};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -35,6 +35,7 @@ use super::manifest::{
     self, Config, Descriptor, Found, MANIFESTS, MAX_DOCUMENT, MAX_INDEXES, Manifest,
 };
 use super::{Digest, ImageError, Reference};
+use crate::egress;
 
 /// How long a registry may take to be reached or to answer, and between two pieces of an answer.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -477,31 +478,7 @@ fn escape(text: &str) -> String {
 
 /// Tells whether an address is one of the Internet at large.
 fn is_public(address: SocketAddr) -> bool {
-    fn v4(ip: Ipv4Addr) -> bool {
-        let [a, b, c, _] = ip.octets();
-        !(ip.is_private()
-            || ip.is_loopback()
-            || ip.is_link_local()
-            || ip.is_multicast()
-            || ip.is_documentation()
-            || a == 0
-            || a >= 240
-            || (a == 100 && (64..128).contains(&b))
-            || (a == 192 && b == 0 && c == 0)
-            || (a == 198 && (b == 18 || b == 19)))
-    }
-    fn v6(ip: Ipv6Addr) -> bool {
-        if let Some(inner) = ip.to_ipv4_mapped() {
-            return v4(inner);
-        }
-        // 2000::/3 is all that is given out, without what tunnels and documents.
-        let [a, b, ..] = ip.segments();
-        a & 0xe000 == 0x2000 && a != 0x2002 && !(a == 0x2001 && (b < 0x200 || b == 0xdb8))
-    }
-    match address.ip() {
-        IpAddr::V4(ip) => v4(ip),
-        IpAddr::V6(ip) => v6(ip),
-    }
+    egress::is_public(address.ip().to_canonical())
 }
 
 #[cfg(test)]
@@ -520,6 +497,7 @@ mod tests {
             "172.16.0.1",
             "192.168.1.1",
             "169.254.169.254",
+            "168.63.129.16",
             "0.0.0.0",
             "100.64.0.1",
             "224.0.0.1",
