@@ -18,6 +18,8 @@ use crate::{DiffEntry, DiffKind, DiffOptions, DiffSide, FileKind};
 
 /// The largest file that is shown as a patch.
 const MAX_PATCH: u64 = 256 << 10;
+/// How many bytes are digested for one comparison. A file has holes for nothing, and each has to be read.
+pub(crate) const MAX_DIGESTED: u64 = 16 << 30;
 /// How many lines around a change are shown.
 const CONTEXT: usize = 3;
 
@@ -70,7 +72,8 @@ pub(crate) fn diff(
     after: &Stack,
     options: &DiffOptions,
 ) -> io::Result<Vec<DiffEntry>> {
-    let mut walk = Walk { before, after, options, path: Vec::new(), found: Vec::new() };
+    let (path, found) = (Vec::new(), Vec::new());
+    let mut walk = Walk { before, after, options, path, found, digested: 0 };
     let (a, b) = (root(before), root(after));
     walk.directory(&a, &b)?;
     Ok(walk.found)
@@ -90,6 +93,7 @@ struct Walk<'a> {
     options: &'a DiffOptions,
     path: Vec<CString>,
     found: Vec<DiffEntry>,
+    digested: u64,
 }
 
 impl Walk<'_> {
@@ -284,18 +288,24 @@ impl Walk<'_> {
                 patch = (a != b).then(|| unified(&path.to_string_lossy(), change, &a, &b));
             }
         }
-        let finish = |side: Option<(DiffSide, Option<Opened>)>| {
-            side.map(|(mut side, file)| {
-                if let (true, Some(file)) = (self.options.digests, file) {
-                    side.sha256 = Some(sha256(file.as_fd())?);
-                }
-                io::Result::Ok(side)
-            })
-            .transpose()
-        };
-        let (before, after) = (finish(before)?, finish(after)?);
+        let (before, after) = (self.finish(before)?, self.finish(after)?);
         self.found.push(DiffEntry { path, change, before, after, patch });
         Ok(())
+    }
+}
+
+impl Walk<'_> {
+    /// Digests a file if that is asked for, as long as there is not too much to digest.
+    fn finish(&mut self, side: Option<(DiffSide, Option<Opened>)>) -> io::Result<Option<DiffSide>> {
+        let Some((mut side, file)) = side else { return Ok(None) };
+        if let (true, Some(file)) = (self.options.digests, file) {
+            self.digested = self.digested.saturating_add(side.size);
+            if self.digested > MAX_DIGESTED {
+                return Err(io::ErrorKind::FileTooLarge.into());
+            }
+            side.sha256 = Some(sha256(file.as_fd(), side.size)?);
+        }
+        Ok(Some(side))
     }
 }
 
@@ -349,10 +359,12 @@ fn unified(path: &str, change: DiffKind, a: &str, b: &str) -> String {
         .to_string()
 }
 
-fn sha256(file: BorrowedFd<'_>) -> io::Result<String> {
+fn sha256(file: BorrowedFd<'_>, size: u64) -> io::Result<String> {
     let (mut hash, mut at, mut buffer) = (Sha256::new(), 0_u64, vec![0; 64 * 1024]);
-    loop {
-        match rustix::io::pread(file, &mut buffer, at)? {
+    // No more than was counted, whatever it is by now.
+    while at < size {
+        let left = usize::try_from(size - at).unwrap_or(usize::MAX).min(buffer.len());
+        match rustix::io::pread(file, &mut buffer[..left], at)? {
             0 => break,
             more => {
                 hash.update(&buffer[..more]);

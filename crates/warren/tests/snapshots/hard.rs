@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use warren::snapshot::Snapshots;
 use warren::store::StoreError;
 use warren::{
-    Base, CreateOptions, Importer, IsolationBackend as _, ResourceLimits, Sandbox, SandboxError,
-    SandboxSpec,
+    Base, CreateOptions, DiffOptions, Importer, IsolationBackend as _, ResourceLimits, Sandbox,
+    SandboxError, SandboxSpec,
 };
 
 use super::{Place, sh};
@@ -31,6 +31,27 @@ impl Place {
         let staged = self.path().join("storage/staging").read_dir().unwrap().count();
         assert_eq!(staged, 0);
     }
+}
+
+/// Whose size is for nothing is not read for ever, while everybody waits for the sandbox.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_digested_for_one_comparison_is_bounded() {
+    let place = Place::new();
+    let sandbox = place.large().await;
+    let compare = async |digests| {
+        let options = DiffOptions { digests, ..DiffOptions::default() };
+        let compared = sandbox.diff(None, &options);
+        tokio::time::timeout(Duration::from_secs(60), compared).await.expect("it ends")
+    };
+    sh(&*sandbox, "echo x > /workspace/small; truncate -s 1G /workspace/sparse").await;
+    let digested = compare(true).await.unwrap();
+    let files = digested.iter().filter_map(|entry| entry.after.as_ref()?.sha256.as_deref());
+    assert_eq!(files.count(), 2, "control: {digested:?}");
+    sh(&*sandbox, "truncate -s 64T /workspace/sparse").await;
+    let error = compare(true).await.unwrap_err();
+    assert!(matches!(error, SandboxError::TooLarge { .. }), "{error}");
+    assert_eq!(compare(false).await.unwrap().len(), 2, "control: it is listed");
+    sandbox.destroy().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

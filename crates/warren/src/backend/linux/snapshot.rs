@@ -169,7 +169,13 @@ impl LinuxSandbox {
         let pause = self.pause(&instance, *state).await?;
         let work = move || {
             let _until_then = (pause, held);
-            let failed = |error: io::Error| lost("compare what the sandbox wrote", error);
+            let failed = |error: io::Error| match error.kind() {
+                io::ErrorKind::FileTooLarge => SandboxError::TooLarge {
+                    what: "what differs, to be digested,".to_owned(),
+                    limit: diff::MAX_DIGESTED,
+                },
+                _ => lost("compare what the sandbox wrote", error),
+            };
             let before = stack(&layers, &scratch, &since, &overlays, ids).map_err(failed)?;
             let mut after = stack(&layers, &scratch, &base, &overlays, ids).map_err(failed)?;
             let written = sources(&scratch, &base, &overlays).map_err(failed)?;
