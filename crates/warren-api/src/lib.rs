@@ -539,7 +539,7 @@ impl Api {
             self.manager().terminate(&session).await?;
             return Err(catalog::taken(text));
         }
-        promise.keep(id);
+        promise.keep(id, &sandbox.capabilities().limits);
         if !self.0.catalog.knows(id) {
             name.keep(&who.tenant, id, &spec.labels);
         }

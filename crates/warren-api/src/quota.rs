@@ -81,6 +81,15 @@ impl Size {
             cpu_weight: limits.cpu_weight.map_or(USUAL_WEIGHT, u64::from),
         }
     }
+
+    /// Returns the more of each.
+    fn or_more(self, other: Self) -> Self {
+        Self {
+            memory: self.memory.max(other.memory),
+            disk: self.disk.max(other.disk),
+            cpu_weight: self.cpu_weight.max(other.cpu_weight),
+        }
+    }
 }
 
 /// What several sandboxes may use together: memory, disk, shares of the CPU.
@@ -215,7 +224,8 @@ pub(crate) fn is_stream(request: &Request) -> bool {
     kind.is_some_and(|kind| kind.to_ascii_lowercase().starts_with("application/connect+"))
         || path == "/v1/events"
         || (path.starts_with("/v1/sandboxes/")
-            && !path.contains("/ports/")
+            // What a server inside is asked; a command may be called so.
+            && path.split('/').nth(4) != Some("ports")
             && (path.ends_with("/stream")
                 || path.ends_with("/files/watch")
                 || headers.contains_key(header::UPGRADE)))
@@ -414,19 +424,23 @@ impl Account {
 
 impl Promise {
     /// Turns the promise into the sandbox, at one moment: it is never counted twice, nor not at all.
-    pub(crate) fn keep(self, id: &SandboxId) {
-        self.settle(Some(id));
+    ///
+    /// It counts by what it was promised and by what it has, whichever is more. One that is there already, and was only
+    /// joined, goes on to count as it did: what its guest asked for is not what it has.
+    pub(crate) fn keep(self, id: &SandboxId, has: &ResourceLimits) {
+        self.settle(Some((id, Size::of(has))));
     }
 
-    fn settle(&self, id: Option<&SandboxId>) {
+    fn settle(&self, made: Option<(&SandboxId, Size)>) {
         let mut books = self.ledger.books();
         books.clock += 1;
         let since = books.clock;
         let Some(account) = books.tenants.get_mut(&self.tenant) else { return };
         // Once: a promise that was kept is dropped as well.
         let Some(size) = account.pending.remove(&self.number) else { return };
-        if let Some(id) = id {
-            account.held.insert(id.clone(), Held { size, since });
+        if let Some((id, has)) = made {
+            let size = size.or_more(has);
+            account.held.entry(id.clone()).or_insert(Held { size, since }).since = since;
         }
     }
 }
@@ -493,6 +507,24 @@ mod tests {
         Size { memory: memory.into(), disk: Some(1), cpu_weight: 1 }
     }
 
+    fn has(memory: u64) -> ResourceLimits {
+        ResourceLimits { max_memory_bytes: Some(memory), ..ResourceLimits::default() }
+    }
+
+    #[test]
+    fn a_stream_is_one_whatever_its_command_is_called() {
+        for (path, stream) in [
+            ("/v1/events", true),
+            ("/v1/sandboxes/x/execs/y/stream", true),
+            ("/v1/sandboxes/x/execs/ports/stream", true),
+            ("/v1/sandboxes/x/ports/80/stream", false),
+            ("/v1/sandboxes/x/execs/y", false),
+        ] {
+            let request = Request::get(path).body(axum::body::Body::empty()).unwrap();
+            assert_eq!(is_stream(&request), stream, "{path}");
+        }
+    }
+
     #[test]
     fn a_promise_counts_until_it_is_kept_or_broken() {
         let (ledger, tenant) = (Ledger::default(), "a".into());
@@ -502,13 +534,18 @@ mod tests {
         assert_eq!(ledger.promise(&tenant, &quotas, of(1)).unwrap_err().code(), "quota");
         drop(first);
         let id = SandboxId::from_string("x");
-        second.keep(&id);
+        second.keep(&id, &has(40));
         assert_eq!(ledger.promise(&tenant, &quotas, of(61)).unwrap_err().code(), "quota");
         assert_eq!(ledger.promise(&tenant, &quotas, of(None)).unwrap_err().code(), "quota");
-        let again = ledger.promise(&tenant, &quotas, of(60)).unwrap();
-        // The manager gave the one that it had.
-        again.keep(&id);
-        assert!(ledger.promise(&tenant, &quotas, of(1)).is_ok(), "one sandbox counts once");
+        // The manager gave the one that it had, which is no smaller for that, nor larger.
+        for asked in [1, 60] {
+            ledger.promise(&tenant, &quotas, of(asked)).unwrap().keep(&id, &has(40));
+            assert_eq!(ledger.promise(&tenant, &quotas, of(61)).unwrap_err().code(), "quota");
+            assert!(ledger.promise(&tenant, &quotas, of(60)).is_ok(), "one sandbox counts once");
+        }
+        ledger.forget(&id);
+        ledger.promise(&tenant, &quotas, of(1)).unwrap().keep(&id, &has(90));
+        assert_eq!(ledger.promise(&tenant, &quotas, of(11)).unwrap_err().code(), "quota");
         ledger.forget(&id);
         assert!(ledger.promise(&tenant, &quotas, of(100)).is_ok());
         assert!(ledger.promise(&"b".into(), &quotas, of(100)).is_ok(), "another's count");
@@ -558,7 +595,7 @@ mod tests {
         let second = promise(Some(40), Some(150)).unwrap();
         assert_eq!(promise(Some(0), Some(1)).unwrap_err().code(), "quota", "all is promised");
         drop(second);
-        first.keep(&SandboxId::from_string("x"));
+        first.keep(&SandboxId::from_string("x"), &limits(Some(60), Some(100)));
         assert!(promise(Some(40), Some(150)).is_ok());
         let unbounded = Ledger::default();
         let free = Quotas::default();

@@ -477,7 +477,7 @@ pub(super) async fn join(
             other => other.into(),
         })?;
     if let Some((promise, name)) = made {
-        promise.keep(&id);
+        promise.keep(&id, &result.capabilities.limits);
         name.keep(principal::split(&client_id).0, &id, &spec.labels);
     }
     api.0.events.note(&result.session);

@@ -623,7 +623,7 @@ async fn make_fork(asked: ForkRequest, origin: Origin) -> Result<Response, ApiEr
         for (session, sandbox) in &made {
             let id = sandbox.id();
             if let Some(promise) = promises.next() {
-                promise.keep(id);
+                promise.keep(id, &sandbox.capabilities().limits);
             }
             let (tenant, _) = split(&session.client_id);
             this.0.catalog.promise(&tenant.into(), &spec)?.keep(tenant, id, &spec.labels);

@@ -565,3 +565,33 @@ async fn who_has_no_token_wakes_nobody() {
     assert_eq!(visit("49983", "/envs", &token).await, 200);
     assert_eq!(state().await, "running", "control: its own client wakes it");
 }
+
+#[tokio::test]
+async fn a_fork_counts_by_what_its_origin_has() {
+    let daemon = Daemon::new().await.speak_e2b().await;
+    let quotas = Quotas { memory_bytes: Some(8 << 30), ..Quotas::default() };
+    let keys = daemon.keys();
+    let key = keys.create_for_e2b("alice", quotas).unwrap().0;
+    let call = async |method: &str, path: &str, body: Value| {
+        ask(&daemon, Some(&key), method, path, body, &[]).await
+    };
+    for (name, gibibytes, status) in [("usual", 2_u64, 201), ("large", 3, 429)] {
+        let limits = json!({ "max_memory_bytes": gibibytes << 30 });
+        let made = call("POST", "/v1/sandboxes", json!({ "limits": limits })).await.expect(201);
+        let origin = made["sandbox"]["id"].as_str().unwrap().to_owned();
+        let labels = json!({ "e2b.name": name, "e2b.tag": "default" });
+        let path = format!("/v1/sandboxes/{origin}/snapshots");
+        call("POST", &path, json!({ "name": name, "labels": labels })).await.expect(201);
+        let body = json!({ "templateID": name, "timeout": 600 });
+        let made = call("POST", "/v2/sandboxes", body).await.expect(201);
+        let id = made["sandboxID"].as_str().unwrap().to_owned();
+        let path = format!("/sandboxes/{id}/fork");
+        assert_eq!(call("POST", &path, json!({ "count": 1 })).await.status, status, "{name}");
+        // All of them end, so that each has the whole of the quota.
+        let all = call("GET", "/v1/sandboxes", Value::Null).await.expect(200);
+        for one in all["items"].as_array().unwrap() {
+            let path = format!("/v1/sandboxes/{}", one["id"].as_str().unwrap());
+            call("DELETE", &path, Value::Null).await.expect(204);
+        }
+    }
+}

@@ -105,6 +105,21 @@ async fn a_fork_counts_by_what_its_origin_may_use() {
 }
 
 #[tokio::test]
+async fn whoever_joins_a_sandbox_has_it_count_as_before() {
+    let daemon = Daemon::new().await;
+    let key = daemon.key("alice", Quotas { memory_bytes: Some(1 << 30), ..Quotas::default() });
+    let of = |mebibytes: u64| json!({ "limits": { "max_memory_bytes": mebibytes << 20 } });
+    let (status, made) = create(&daemon, &key, of(800)).await;
+    assert_eq!(status, 201);
+    let id = made["sandbox"]["id"].as_str().unwrap();
+    let joined = json!({ "select": { "preferred_id": id }, "limits": of(1)["limits"] });
+    let (status, again) = create(&daemon, &key, joined).await;
+    assert_eq!((status, &again["sandbox"]["id"]), (201, &json!(id)), "control: it is joined");
+    assert_eq!(create(&daemon, &key, of(300)).await.0, 429);
+    assert_eq!(create(&daemon, &key, of(200)).await.0, 201, "control: there is so much");
+}
+
+#[tokio::test]
 async fn a_failed_create_gives_its_place_back() {
     let daemon = Daemon::new().await;
     let key = daemon.key("alice", Quotas { sandboxes: Some(1), ..Quotas::default() });

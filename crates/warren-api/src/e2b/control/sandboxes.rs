@@ -326,7 +326,7 @@ impl Control {
         let made = self.api().manager().fork_snapshot(snapshot, &options, &who.client_id()).await?;
         let one = made.into_iter().next();
         let (session, sandbox) = one.ok_or_else(|| ApiError::internal("a fork made nothing"))?;
-        promise.keep(sandbox.id());
+        promise.keep(sandbox.id(), &sandbox.capabilities().limits);
         self.api().0.events.note(&session);
         Ok((session, sandbox))
     }

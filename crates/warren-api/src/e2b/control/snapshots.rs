@@ -175,7 +175,14 @@ pub(super) async fn fork(
     let work = async move |control: Control, live: Arc<Live>| {
         let origin = live.record();
         let session = control.session(&origin).await?;
-        let spec = super::sandboxes::spec(control.reaches());
+        let mut spec = super::sandboxes::spec(control.reaches());
+        // It may have been made from what is larger than E2B's are.
+        if let Some(sandbox) = control.api().manager().get_sandbox(&origin.sandbox).await? {
+            let (asked, has) = (&mut spec.limits, &sandbox.capabilities().limits);
+            asked.max_memory_bytes = asked.max_memory_bytes.max(has.max_memory_bytes);
+            asked.max_write_bytes = asked.max_write_bytes.max(has.max_write_bytes);
+            asked.cpu_weight = asked.cpu_weight.max(has.cpu_weight);
+        }
         let mut promises = Vec::new();
         for _ in 0..count {
             promises.push(control.api().promise(&asked_by, &spec).await?);
@@ -184,7 +191,7 @@ pub(super) async fn fork(
         let forks = control.api().manager().fork(&session, &options).await?;
         let mut shown = Vec::new();
         for ((session, sandbox), promise) in forks.into_iter().zip(promises) {
-            promise.keep(sandbox.id());
+            promise.keep(sandbox.id(), &sandbox.capabilities().limits);
             control.api().0.events.note(&session);
             let record = Record {
                 sandbox: sandbox.id().clone(),
