@@ -457,6 +457,17 @@ async fn only_who_has_its_token_gets_into_a_sandbox() {
     assert_eq!(daemon.send(tcp(), "GET", &path, Vec::new(), &host).await.status, 401);
 }
 
+/// Asks a port of a sandbox for something, with a token; returns the status of the answer.
+async fn visit(daemon: &Daemon, (id, port): (&str, &str), path: &str, token: &str) -> u16 {
+    let headers = [
+        ("host", "127.0.0.1:8080"),
+        ("e2b-sandbox-id", id),
+        ("e2b-sandbox-port", port),
+        ("x-access-token", token),
+    ];
+    daemon.send(tcp(), "GET", path, Vec::new(), &headers).await.status
+}
+
 #[tokio::test]
 async fn who_has_no_token_spends_nothing_of_the_tenants_and_is_not_noted_as_it() {
     let daemon = Daemon::audited().await.speaking_e2b().await;
@@ -469,15 +480,8 @@ async fn who_has_no_token_spends_nothing_of_the_tenants_and_is_not_noted_as_it()
     let made = ask(&daemon, Some(&key), "POST", "/v2/sandboxes", body, &[]).await.expect(201);
     let text = |name: &str| made[name].as_str().expect("text").to_owned();
     let (id, token) = (text("sandboxID"), text("envdAccessToken"));
-    let visit = async |port: &str, path: &str, token: &str| {
-        let headers = [
-            ("host", "127.0.0.1:8080"),
-            ("e2b-sandbox-id", id.as_str()),
-            ("e2b-sandbox-port", port),
-            ("x-access-token", token),
-        ];
-        daemon.send(tcp(), "GET", path, Vec::new(), &headers).await.status
-    };
+    let visit =
+        async |port: &str, path: &str, token: &str| visit(&daemon, (&id, port), path, token).await;
     let signed = "/files?path=/x&signature=v1_wrong";
     for (port, path, token, status) in [
         ("49983", "/envs", "wrong", 401),
@@ -542,15 +546,8 @@ async fn who_has_no_token_wakes_nobody() {
         let path = format!("/sandboxes/{id}");
         call("GET", &path, Value::Null).await.expect(200)["state"].clone()
     };
-    let visit = async |port: &str, path: &str, token: &str| {
-        let headers = [
-            ("host", "127.0.0.1:8080"),
-            ("e2b-sandbox-id", id.as_str()),
-            ("e2b-sandbox-port", port),
-            ("x-access-token", token),
-        ];
-        daemon.send(tcp(), "GET", path, Vec::new(), &headers).await.status
-    };
+    let visit =
+        async |port: &str, path: &str, token: &str| visit(&daemon, (&id, port), path, token).await;
     call("POST", &format!("/sandboxes/{id}/pause"), json!({})).await.expect(204);
     for (port, path, token, status) in [
         ("49983", "/envs", "", 401),
